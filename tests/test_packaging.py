@@ -86,7 +86,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment
 
 
-def files_of(wheel: Path) -> set[str]:
+def list_files(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
@@ -128,7 +128,7 @@ def test_every_room_has_a_link_in_the_package() -> None:
 
 
 def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path) -> None:
-    assert files_of(wheel) == tracked(*ROOMS)
+    assert list_files(wheel) == tracked(*ROOMS)
     assert scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
@@ -143,7 +143,7 @@ def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
     rebuilt = build_wheel(unpacked, build_tools)
-    assert files_of(rebuilt) == files_of(wheel)
+    assert list_files(rebuilt) == list_files(wheel)
     assert scripts(rebuilt) == scripts(wheel)
 
 
@@ -155,7 +155,7 @@ def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
     rooms = {name for name, target in re.findall(r"(?m)^COPY (\w+) (\w+)$", text) if name == target} - {"longtail"}
     built = build_wheel(copy_source(tmp_path / "source", rooms), build_tools)
     assert rooms < set(ROOMS)
-    assert files_of(built) == tracked(*rooms)
+    assert list_files(built) == tracked(*rooms)
     room_commands = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
     assert scripts(built) == {"longtail", "longtail-index"} | room_commands
 

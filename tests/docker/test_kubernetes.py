@@ -34,14 +34,14 @@ RESOURCES = [
 ]
 
 
-def of_kind(kind: str) -> dict[str, Any]:
+def find_resource(kind: str) -> dict[str, Any]:
     resource: dict[str, Any] = next(document for document in RESOURCES if document["kind"] == kind)
     return resource
 
 
 def pods() -> list[dict[str, Any]]:
-    job = of_kind("CronJob")["spec"]["jobTemplate"]
-    return [controller["spec"]["template"]["spec"] for controller in (of_kind("StatefulSet"), job)]
+    job = find_resource("CronJob")["spec"]["jobTemplate"]
+    return [controller["spec"]["template"]["spec"] for controller in (find_resource("StatefulSet"), job)]
 
 
 def containers() -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def test_mounted_secrets_and_config_maps_exist() -> None:
         if "secrets" in entry.get("value", "")
     }
     assert {Path(path).name for path in read} <= keys
-    assert of_kind("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in keys
+    assert find_resource("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in keys
 
 
 def test_settings_exist() -> None:
@@ -127,8 +127,8 @@ def test_network_policies_allow_only_service_ports() -> None:
     }
     assert {tuple(policy["policyTypes"]) for policy in policies.values()} == {("Ingress",)}
     templates = (
-        of_kind("StatefulSet")["spec"]["template"],
-        of_kind("CronJob")["spec"]["jobTemplate"]["spec"]["template"],
+        find_resource("StatefulSet")["spec"]["template"],
+        find_resource("CronJob")["spec"]["jobTemplate"]["spec"]["template"],
     )
     assert {resource["metadata"]["labels"]["app.kubernetes.io/name"] for resource in templates} == policies.keys()
     targets = {
@@ -150,7 +150,7 @@ def test_a_pod_has_time_to_end() -> None:
 
 def test_the_autoscaler_uses_only_cpu() -> None:
     # A metric that cannot be fetched, as of a missing adapter, would keep every replica for good.
-    (metric,) = of_kind("HorizontalPodAutoscaler")["spec"]["metrics"]
+    (metric,) = find_resource("HorizontalPodAutoscaler")["spec"]["metrics"]
     assert (metric["type"], metric["resource"]["name"]) == ("Resource", "cpu")
 
 

@@ -23,7 +23,7 @@ import httpx2 as httpx
 from longtail.serving import cli, logs
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
-from tests.serving.process import ServerProcess, children, ended_after, environment_of, free_port, until
+from tests.serving.process import ServerProcess, build_environment, children, ended_after, free_port, until
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "3"))
 """Of each kind of process; the rare moments want hundreds."""
@@ -49,7 +49,7 @@ def kill(process: ForkServerProcess, after: float = 0.0, *, observe: Callable[[]
     return process.exitcode == -signal.SIGKILL
 
 
-def seconds_of(target: Callable[..., object], *args: Any) -> float:
+def measure_seconds(target: Callable[..., object], *args: Any) -> float:
     """How long a process takes that nobody kills; it must succeed."""
     began = time.perf_counter()
     process = start(target, *args)
@@ -198,6 +198,6 @@ def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProc
     """`tests.serving.process.server`, seconds sooner."""
     port, started = free_port(), time.perf_counter()
     log.touch()
-    process = Forked(start(_run, [str(releases), "--port", str(port)], log, environment_of(settings), daemon=False))
+    process = Forked(start(_run, [str(releases), "--port", str(port)], log, build_environment(settings), daemon=False))
     with ended_after(ServerProcess(process, f"http://127.0.0.1:{port}", started)) as service:
         yield service

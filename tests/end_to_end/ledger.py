@@ -140,7 +140,7 @@ class LabelWriter:
     read: int = 0
 
     @classmethod
-    def of(cls, catalogue: BuiltLabels, built: list[str], new: list[str]) -> LabelWriter:
+    def create(cls, catalogue: BuiltLabels, built: list[str], new: list[str]) -> LabelWriter:
         """A writer of some labels of the catalogue, and of some that are none yet."""
         as_built = {id_: catalogue.built[id_] for id_ in built}
         return cls(catalogue, as_built | dict.fromkeys(new), set(built), back=as_built)

@@ -115,7 +115,7 @@ def command(shop: Path, out: Path, *more: object) -> list[str]:
     return [*map(str, words), "--exclude", "seen", *map(str, more)]
 
 
-def json_of(row: dict[str, Any]) -> dict[str, Any]:
+def build_query(row: dict[str, Any]) -> dict[str, Any]:
     """A row as a client would ask for it."""
     features = {name: row[name] for name in ("user_id", "history")}
     features |= {"joined": row["joined"].isoformat(), "likes": dict(row["likes"])}
@@ -128,7 +128,7 @@ def test_batch_answers_equal_the_service(shop: Path, tmp_path: Path) -> None:
         added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})
         assert added.status_code == 200, added.text
         assert http.delete("/v1/labels/i2").status_code == 200
-        results = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
+        results = http.post("/v1/retrieve", json={"queries": [build_query(row) for row in rows.to_pylist()]}).json()[
             "results"
         ]
         assert longtail("serving", *command(shop, tmp_path / "out")).strip() == str(tmp_path / "out")

@@ -21,7 +21,7 @@ from longtail.serving.settings import Settings
 from longtail.state import read_label_changes
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.releases import publish_bundle
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.process import until
 
 QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 60}
@@ -31,7 +31,7 @@ RING_HEADER = 4096
 
 @contextmanager
 def service(releases: Path, *, ready: bool = True) -> Iterator[httpx.Client]:
-    with client_of(create_app(Settings(releases=releases, poll_seconds=0.02))) as client:
+    with open_client(create_app(Settings(releases=releases, poll_seconds=0.02))) as client:
         if ready:
             until(lambda: client.get("/readyz").status_code == 200)
         yield client

@@ -12,7 +12,7 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import Releases, build, cli, open_releases
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import KILLS, kill, moments, seconds_of, start
+from tests.end_to_end.killing import KILLS, kill, measure_seconds, moments, start
 
 LABELS = 60
 
@@ -36,7 +36,7 @@ def releases(bundle: Path) -> Releases:
 def test_killed_build_leaves_no_partial_release(bundle: Path, tmp_path: Path) -> None:
     releases = open_releases(tmp_path / "releases")
     arguments = ["build", str(bundle), "--releases", str(releases.root), "--name"]
-    span = sorted(seconds_of(cli.main, [*arguments, f"whole-{turn}"]) for turn in range(3))[1]
+    span = sorted(measure_seconds(cli.main, [*arguments, f"whole-{turn}"]) for turn in range(3))[1]
     outcomes: Counter[str] = Counter()
     for turn, moment in enumerate(moments(random.Random(1))):
         building = start(cli.main, [*arguments, "new"])
@@ -66,7 +66,7 @@ def test_killed_build_leaves_no_partial_release(bundle: Path, tmp_path: Path) ->
 def test_killed_publish_leaves_old_or_new_pointer(releases: Releases) -> None:
     rng, outcomes = random.Random(2), Counter[str]()
     root = str(releases.root)
-    span = sorted(seconds_of(cli.main, ["publish", f"{root}/{name}"]) for name in ("b", "a", "b", "a"))[2]
+    span = sorted(measure_seconds(cli.main, ["publish", f"{root}/{name}"]) for name in ("b", "a", "b", "a"))[2]
     published = list(releases.pointers().history)
     for turn, moment in enumerate(moments(rng)):
         if len(published) > 2 and rng.random() < 0.4:

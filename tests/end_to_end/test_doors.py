@@ -112,14 +112,14 @@ def cells(animal: Animal) -> list[tuple[Any, ...]]:
     return list(zip(*(map(values, animal[:3])), strict=True))
 
 
-def as_parquet(animal: Animal, folder: Path) -> Path:
+def write_parquet(animal: Animal, folder: Path) -> Path:
     pq.write_table(
         pa.table({"user_id": animal.users, "item_id": animal.items, "time": animal.times}), folder / "a.parquet"
     )
     return folder / "a.parquet"
 
 
-def as_text(animal: Animal, *, delimiter: str = ",", line: str = "\n") -> str:
+def format_text(animal: Animal, *, delimiter: str = ",", line: str = "\n") -> str:
     rows = ["user_id,item_id,time".replace(",", delimiter)]
     for row in cells(animal):
         texts = [value.decode() if isinstance(value, bytes) else str(value) for value in row]
@@ -127,20 +127,20 @@ def as_text(animal: Animal, *, delimiter: str = ",", line: str = "\n") -> str:
     return line.join(rows) + line
 
 
-def as_lines(animal: Animal) -> str:
+def format_lines(animal: Animal) -> str:
     names = ("user_id", "item_id", "time")
     rows = [dict(zip(names, row, strict=True)) for row in cells(animal)]
     return "".join(json.dumps(row, default=str) + "\n" for row in rows)
 
 
 TEXTS: dict[str, tuple[str, Callable[[Animal], bytes]]] = {
-    "CSV": ("a.csv", lambda animal: as_text(animal).encode()),
-    "TSV": ("a.tsv", lambda animal: as_text(animal, delimiter="\t").encode()),
-    "CSV with a BOM": ("a.csv", lambda animal: b"\xef\xbb\xbf" + as_text(animal).encode()),
-    "CSV of Windows": ("a.csv", lambda animal: as_text(animal, delimiter=";", line="\r\n").encode()),
-    "packed CSV": ("a.csv.gz", lambda animal: gzip.compress(as_text(animal).encode())),
-    "quoted CSV": ("a.csv", lambda animal: re.sub("[^,\n]+", r'"\g<0>"', as_text(animal)).encode()),
-    "JSON lines": ("a.jsonl", lambda animal: as_lines(animal).encode()),
+    "CSV": ("a.csv", lambda animal: format_text(animal).encode()),
+    "TSV": ("a.tsv", lambda animal: format_text(animal, delimiter="\t").encode()),
+    "CSV with a BOM": ("a.csv", lambda animal: b"\xef\xbb\xbf" + format_text(animal).encode()),
+    "CSV of Windows": ("a.csv", lambda animal: format_text(animal, delimiter=";", line="\r\n").encode()),
+    "packed CSV": ("a.csv.gz", lambda animal: gzip.compress(format_text(animal).encode())),
+    "quoted CSV": ("a.csv", lambda animal: re.sub("[^,\n]+", r'"\g<0>"', format_text(animal)).encode()),
+    "JSON lines": ("a.jsonl", lambda animal: format_lines(animal).encode()),
 }  # fmt: skip
 OF_JSON = {name: animal for name, animal in TYPED.items() if "bytes" not in name and "decimals" not in name}
 ZOO = [
@@ -163,7 +163,7 @@ def cell(row_number: int, form: str, name: str) -> object:
     return pytest.param(form, name, marks=() if daily else pytest.mark.nightly)
 
 
-def pairs_of(dataset: Dataset) -> Pairs:
+def collect_pairs(dataset: Dataset) -> Pairs:
     queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
     assert dataset.report.unit is not None
     triples: Pairs = set()
@@ -179,7 +179,7 @@ def pairs_of(dataset: Dataset) -> Pairs:
 )
 def test_all_commands_read_equal_pairs(tmp_path: Path, form: str, name: str) -> None:
     animal = TYPED[name]
-    path = as_parquet(animal, tmp_path)
+    path = write_parquet(animal, tmp_path)
     if form != "Parquet":
         file, content = TEXTS[form]
         path = tmp_path / file
@@ -191,7 +191,7 @@ def test_all_commands_read_equal_pairs(tmp_path: Path, form: str, name: str) -> 
 
     data = {"train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
     dataset = load_dataset(DataConfig.model_validate(data), seed=0)
-    assert pairs_of(dataset) == expected, "training"
+    assert collect_pairs(dataset) == expected, "training"
 
     read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
     triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
@@ -201,7 +201,7 @@ def test_all_commands_read_equal_pairs(tmp_path: Path, form: str, name: str) -> 
         roles = draft_recipe(path, tmp_path / "drafted.toml")
         assert (roles.query_id, roles.label_id, roles.timestamp) == ("user_id", "item_id", "time")
         drafted = read_dataset(load_recipe(tmp_path / "drafted.toml", ["data.repeats=keep"]))
-        assert pairs_of(drafted) == expected, "init"
+        assert collect_pairs(drafted) == expected, "init"
 
     lists = read_lists(path, ListColumns("user_id", "item_id"), ROWS)
     query_rows = match_ids(lists.queries, dataset.query_ids, "queries", "lists")
@@ -221,10 +221,10 @@ def test_all_commands_agree_about_missing_ids(tmp_path: Path, kind: str) -> None
     users: list[float | None] = [float(user) for user in USERS]
     users[3], users[7] = None, float("nan")
     animal = Animal(pa.array(users), ITEMS, SECONDS)
-    path = as_parquet(animal, tmp_path)
+    path = write_parquet(animal, tmp_path)
     if kind != "parquet":
         path = tmp_path / f"b.{kind}"
-        text = as_text(animal).replace("None", "").replace("nan", "") if kind == "csv" else as_lines(animal)
+        text = format_text(animal).replace("None", "").replace("nan", "") if kind == "csv" else format_lines(animal)
         path.write_text(text.replace("NaN", "null"))
     data = {
         "train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time", "max_bad_rows": 2,
@@ -235,7 +235,7 @@ def test_all_commands_agree_about_missing_ids(tmp_path: Path, kind: str) -> None
         if row not in (3, 7)
     }
 
-    assert pairs_of(load_dataset(DataConfig.model_validate(data), seed=0)) == expected
+    assert collect_pairs(load_dataset(DataConfig.model_validate(data), seed=0)) == expected
     read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
     triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
     assert {*triples} == expected
@@ -252,7 +252,7 @@ def test_all_commands_find_units_of_time_by_file(tmp_path: Path) -> None:
     (log / "_f.csv").write_text("user_id,item_id,time\nx,1,0\n")
     data = {"train": log, "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
 
-    pairs = pairs_of(load_dataset(DataConfig.model_validate(data), seed=0))
+    pairs = collect_pairs(load_dataset(DataConfig.model_validate(data), seed=0))
     messages: list[str] = []
     read = read_pairs(log, LogColumns(query_id="user_id", label_id="item_id"), messages.append)
 
@@ -308,7 +308,7 @@ def retriever(releases: Releases) -> Retriever:
     return load_release(releases, "all")
 
 
-def answers_of(retriever: Retriever, animal: Animal) -> list[list[str]]:
+def retrieve_answers(retriever: Retriever, animal: Animal) -> list[list[str]]:
     """Answers to each row's user with the row's item as history, and without that item."""
     queries = [
         RetrieveQuery(
@@ -345,7 +345,7 @@ def test_batch_reads_like_training(tmp_path: Path, retriever: Retriever, form: s
             for _, retrieval in iterate_answers(retriever, path, options, lambda _: None)
             for result in retrieval.results
         ]
-        assert triples == answers_of(retriever, animal), name
+        assert triples == retrieve_answers(retriever, animal), name
 
 
 def posted(animal: Animal) -> Iterator[tuple[Any, Any]]:
@@ -369,7 +369,7 @@ def test_requests_and_feedback_are_read_like_training(tmp_path: Path, releases: 
             answer = http.post("/v1/retrieve", json={"queries": queries})
             assert answer.status_code == 200, f"{name}: {answer.text}"
             triples = [[label["id"] for label in result["labels"]] for result in answer.json()["results"]]
-            assert triples == answers_of(retriever, animal), name
+            assert triples == retrieve_answers(retriever, animal), name
             events = [
                 {"features": {"user_id": user, "history": [item]}, "labels": [item], "event": name}
                 for user, item in posted(animal)
@@ -384,7 +384,7 @@ def test_requests_and_feedback_are_read_like_training(tmp_path: Path, releases: 
         rows = exported.filter(pc.equal(exported["event"], name))
         pq.write_table(rows.select(["user_id", "item_id", "time"]), tmp_path / "a.parquet")
         data = {"train": tmp_path / "a.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
-        pairs = pairs_of(load_dataset(DataConfig.model_validate(data), seed=0))
+        pairs = collect_pairs(load_dataset(DataConfig.model_validate(data), seed=0))
         expected = {(animal.id(user), animal.id(item)) for user, item in zip(USERS, ITEMS, strict=True)}
         assert {(user, item) for user, item, _ in pairs} == expected, f"export of {name}"
         read = read_pairs(tmp_path / "a.parquet", LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)

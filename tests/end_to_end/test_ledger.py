@@ -144,7 +144,7 @@ def shop(tmp_path: Path) -> KilledShop:
     ids = list(catalogue.built)
     asked_for, written = ids[::3], [id_ for i, id_ in enumerate(ids) if i % 3]
     writers = [
-        LabelWriter.of(catalogue, written[number::WRITERS], [f"new-{number}-{i}" for i in range(20)])
+        LabelWriter.create(catalogue, written[number::WRITERS], [f"new-{number}-{i}" for i in range(20)])
         for number in range(WRITERS)
     ]
     return KilledShop(releases, writers, [Chooser(f"chooser-{number}", asked_for) for number in range(CHOOSERS)])

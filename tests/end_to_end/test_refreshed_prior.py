@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def first(folder: Path) -> str:
+def get_first_release(folder: Path) -> str:
     """The release that was built after training."""
     return min(open_releases(folder / "releases").names())
 
@@ -62,7 +62,7 @@ def later(folder: Path, users: list[str]) -> Path:
     return folder / "later.parquet"
 
 
-def share_of(folder: Path, name: str) -> float:
+def read_share(folder: Path, name: str) -> float:
     """π* of the rare label in a release."""
     labels = open_releases(folder / "releases").open(name).bundle.labels
     assert labels.log_popularity is not None
@@ -74,12 +74,12 @@ def test_refresh_command_updates_prior_and_lists(folder: Path) -> None:
     output = longtail("index", "refresh", folder / "releases", log, "--every", "90m")
 
     name = output.partition(":")[0]
-    assert share_of(folder, name) > 10 * share_of(folder, first(folder))
+    assert read_share(folder, name) > 10 * read_share(folder, get_first_release(folder))
     second = open_releases(folder / "releases").open(name).bundle
     assert second.forecast is not None
     assert {*second.forecast.settings.nats} >= {"count", "decayed"}  # of the 300 pairs
     assert second.forecast.settings.ahead == 5400
-    assert listed(second) > listed(open_releases(folder / "releases").open(first(folder)).bundle) + 0.1
+    assert listed(second) > listed(open_releases(folder / "releases").open(get_first_release(folder)).bundle) + 0.1
 
 
 def listed(bundle: Bundle) -> float:
@@ -92,19 +92,21 @@ def listed(bundle: Bundle) -> float:
 def test_repeated_events_of_one_client_count_once(folder: Path) -> None:
     all_users = [f"u{user}" for user in range(300)]
     for name, users in (("burst", all_users + ["u1"] * 1000), ("single", all_users)):
-        refresh_release(folder / "releases", later(folder, users), source=first(folder), name=name)
+        refresh_release(folder / "releases", later(folder, users), source=get_first_release(folder), name=name)
 
-    np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
-    assert share_of(folder, "single") > 10 * share_of(folder, first(folder))
+    np.testing.assert_allclose(read_share(folder, "burst"), read_share(folder, "single"), rtol=1e-3)
+    assert read_share(folder, "single") > 10 * read_share(folder, get_first_release(folder))
 
 
 def test_unattended_refresh_refuses_sudden_popularity(folder: Path) -> None:
     log, names = later(folder, [f"u{user}" for user in range(2000)]), open_releases(folder / "releases").names()
     with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from [\d.e-]+ to 0\.\d+"):
-        refresh_release(folder / "releases", log, RefreshOptions(unattended=True), source=first(folder), name="flood")
+        refresh_release(
+            folder / "releases", log, RefreshOptions(unattended=True), source=get_first_release(folder), name="flood"
+        )
     assert open_releases(folder / "releases").names() == names
-    refresh_release(folder / "releases", log, source=first(folder), name="flood")
-    assert share_of(folder, "flood") > 55 * share_of(folder, first(folder))
+    refresh_release(folder / "releases", log, source=get_first_release(folder), name="flood")
+    assert read_share(folder, "flood") > 55 * read_share(folder, get_first_release(folder))
 
 
 def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
@@ -123,14 +125,14 @@ def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
 
 def test_refresh_without_later_pairs_is_refused(folder: Path) -> None:
     with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
-        refresh_release(folder / "releases", before_test(folder), source=first(folder))
+        refresh_release(folder / "releases", before_test(folder), source=get_first_release(folder))
     in_future = pq.read_table(later(folder, ["u1", "u2"]))
     ahead = pa.array([datetime.datetime(2086, 1, 1, tzinfo=datetime.UTC)] * 2)
     pq.write_table(in_future.set_column(2, "at", ahead), folder / "ahead.parquet")
     with pytest.raises(PriorsError, match="times between 1990 and tomorrow, in most rows, found 2 of 2 rows without"):
-        refresh_release(folder / "releases", folder / "ahead.parquet", source=first(folder))
+        refresh_release(folder / "releases", folder / "ahead.parquet", source=get_first_release(folder))
     with pytest.raises(PublishedMeanwhileError, match="expected another to be published still"):
-        open_releases(folder / "releases").publish(first(folder), instead_of="another")
+        open_releases(folder / "releases").publish(get_first_release(folder), instead_of="another")
 
 
 def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
 ) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     releases, end = open_releases(tmp_path / "releases"), int(time.time()) - 60
-    releases.publish(first(folder))
+    releases.publish(get_first_release(folder))
     lines = [
         event_json(
             kind="organic", time=end + micros / 1e6, labels=["i8"], event="click", features=f'{{"user": "{user}"}}'
@@ -158,8 +160,8 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-an-end.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     settings = Settings(releases=releases.root, state=tmp_path, record_features=True)
-    rows, counts = releases.open(first(folder)).bundle.labels.rows_by_id, list[float]()
-    before = releases.open(first(folder)).bundle.forecast
+    rows, counts = releases.open(get_first_release(folder)).bundle.labels.rows_by_id, list[float]()
+    before = releases.open(get_first_release(folder)).bundle.forecast
     for now in (end + 5 + 123e-6, end + 8.0):
         clock = SimpleNamespace(
             time=lambda now=now: now, gmtime=lambda now=now: time.gmtime(now), strftime=time.strftime
@@ -178,7 +180,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
 def test_client_is_recognised_by_id_or_history(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     releases, now = open_releases(tmp_path / "releases"), time.time() - 60
-    releases.publish(first(folder))
+    releases.publish(get_first_release(folder))
     clicks = [({"seen": ["i3"] + [RARE] * click}, RARE) for click in range(300)]  # the history grows with each click
     clicks += [({"user": "u1", "seen": [f"i{click % 40}"]}, "i8") for click in range(300)]
     clicks += [({"user": f"u{user}", "seen": ["i9"]}, "i9") for user in range(30)]
@@ -190,13 +192,15 @@ def test_client_is_recognised_by_id_or_history(folder: Path, tmp_path: Path) -> 
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-clients.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     settings = Settings(releases=releases.root, state=tmp_path, record_features=True, refresh="1h")
-    before, after = (releases.open(name).bundle.forecast for name in (first(folder), refresh(settings)))
+    before, after = (releases.open(name).bundle.forecast for name in (get_first_release(folder), refresh(settings)))
 
     assert before is not None
     assert after is not None
     assert after.settings.ahead == 3600
     decay = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
-    rows = [releases.open(first(folder)).bundle.labels.rows_by_id[label] for label in (RARE, "i8", "i9", "i10")]
+    rows = [
+        releases.open(get_first_release(folder)).bundle.labels.rows_by_id[label] for label in (RARE, "i8", "i9", "i10")
+    ]
     added = (after.sums[:, :5] - before.sums[:, :5] * decay)[rows]
     assert (added[:2] <= 1).all()
     np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5, [20] * 5], rtol=0.02)
@@ -207,7 +211,7 @@ def test_failed_refreshes_are_retried_with_backoff(folder: Path, tmp_path: Path)
     shutil.copytree(folder / "releases", tmp_path / "releases")
     settings = Settings(releases=tmp_path / "releases", state=tmp_path, record_features=True, refresh=0.2)
     (tmp_path / "events").mkdir()
-    open_releases(settings.releases).publish(first(folder))
+    open_releases(settings.releases).publish(get_first_release(folder))
 
     def find_child(other_than: int) -> int:
         until(lambda: any(it.pid != other_than for it in multiprocessing.active_children()), seconds=30)
@@ -274,7 +278,7 @@ def _says(file: Path, expected: str) -> bool:
 @pytest.mark.process
 def test_verdict_reports_a_killed_refresh(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    open_releases(tmp_path / "releases").publish(first(folder))
+    open_releases(tmp_path / "releases").publish(get_first_release(folder))
     with (
         server(tmp_path / "releases", tmp_path / "server.log", refresh="2s", workers=2) as running,
         httpx.Client(base_url=running.url, timeout=30) as http,
@@ -309,9 +313,9 @@ def test_service_does_not_refresh_after_a_rollback(
 ) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     releases = open_releases(tmp_path / "releases")
-    refresh_release(releases.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))
+    refresh_release(releases.root, later(folder, ["u1", "u2"]), name="again", source=get_first_release(folder))
     releases.publish("again")
-    assert releases.rollback() == first(folder)
+    assert releases.rollback() == get_first_release(folder)
     settings = Settings(releases=releases.root, state=tmp_path, refresh=0.05)
 
     def count_warnings() -> int:

@@ -125,7 +125,7 @@ query = st.tuples(
 )
 
 
-def within(name: str, bias_removal: float, popularity: float) -> dict[str, float]:
+def limit_dials(name: str, bias_removal: float, popularity: float) -> dict[str, float]:
     """A place on both dials that the release answers: λ >= 0 with a tree, λ + μ within λ's limits in one coordinate."""
     if name == "tree":
         return {"bias_removal": abs(bias_removal), "popularity": popularity}
@@ -143,7 +143,7 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
         @settings(max_examples=30, deadline=None, database=None)
         @given(st.lists(query, min_size=1, max_size=30))
         def holds(queries: list[tuple[str, list[str], float, float, int, set[str]]]) -> None:
-            dials = [within(name, bias_removal, popularity) for _, _, bias_removal, popularity, _, _ in queries]
+            dials = [limit_dials(name, bias_removal, popularity) for _, _, bias_removal, popularity, _, _ in queries]
             body = [
                 {"features": {"user_id": user, "history": history}, **dial, "k": k, "exclude": sorted(exclude)}
                 for (user, history, _, _, k, exclude), dial in zip(queries, dials, strict=True)

@@ -177,7 +177,7 @@ class Resources:
         )
 
 
-def expected_of(shelf: Shelf, process: ServerProcess) -> dict[str, Any]:
+def collect_answers(shelf: Shelf, process: ServerProcess) -> dict[str, Any]:
     """What every model answers, with the label changes that all releases are to take over."""
     expected: dict[str, Any] = {}
     with Client(process.url) as longtail, httpx.Client(base_url=process.url) as client:
@@ -204,7 +204,7 @@ def test_swaps_fail_no_request_and_leak_nothing(bundles: Path, tmp_path: Path) -
     shelf, stop = Shelf(bundles, tmp_path / "releases"), Event()
     with server(shelf.root, tmp_path / "log", poll_seconds=0.05, drain_seconds=0) as process:
         process.wait_until_ready()
-        load = SwapLoad(process.url, stop, expected_of(shelf, process))
+        load = SwapLoad(process.url, stop, collect_answers(shelf, process))
         looks: list[Resources] = []
         with Client(process.url) as longtail, under_load([load.current, load.similar, load.pinned], stop):
             for swap in range(SWAPS):
@@ -236,7 +236,7 @@ def test_two_workers_swap_without_failures(bundles: Path, tmp_path: Path) -> Non
     settings: dict[str, object] = {"poll_seconds": 0.05, "drain_seconds": 0, "workers": 2}
     with server(shelf.root, tmp_path / "log", **settings) as process:
         process.wait_until_ready()
-        load = SwapLoad(process.url, stop, expected_of(shelf, process))
+        load = SwapLoad(process.url, stop, collect_answers(shelf, process))
         with under_load([load.current, load.current, load.similar], stop):
             for _ in range(4):
                 name = shelf.publish()

@@ -14,7 +14,7 @@ from longtail.serving.export import export
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.releases import publish_bundle
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.process import until
 
 REQUESTS, QUERIES = 30, 100
@@ -40,7 +40,7 @@ def test_weighted_recall_of_exported_clicks_is_the_true_one(tmp_path: Path) -> N
                 drawn[label["id"]] = label["propensity"]
         return [label["id"] for label in result["labels"] if rng.random() < chances[label["id"]]]
 
-    with client_of(create_app(Settings(releases=releases))) as client:
+    with open_client(create_app(Settings(releases=releases))) as client:
         until(lambda: client.get("/readyz").status_code == 200)
         for _ in range(REQUESTS):
             results = client.post("/v1/retrieve", json={"queries": [QUERY] * QUERIES}).json()["results"]

@@ -34,7 +34,7 @@ MAPPED = (".faiss", "/embeddings.npy")
 ANSWERED = "longtail_requests_total route=/v1/retrieve status=2xx"
 
 
-def workers_of(process: ServerProcess) -> list[int]:
+def find_workers(process: ServerProcess) -> list[int]:
     return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
 
 
@@ -51,7 +51,7 @@ def gone(ids: list[int]) -> bool:
 def connected(process: ServerProcess, worker: int) -> Iterator[tuple[Client, httpx.Client]]:
     """Two clients that share one connection, kept to one worker: the others cannot accept while it is made."""
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
-    others = [other for other in workers_of(process) if other != worker]
+    others = [other for other in find_workers(process) if other != worker]
     # A worker that is being started takes its connection only after its imports.
     http = httpx.Client(base_url=process.url, transport=transport, timeout=90)
     with Client(process.url, transport=transport) as longtail:
@@ -90,7 +90,7 @@ def several_workers(releases: Path, state: Path, workers: int = 2) -> Any:
 def service(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with several_workers(releases, tmp_path_factory.mktemp("state")) as process:
         process.wait_until_ready()
-        assert len(workers_of(process)) == 2
+        assert len(find_workers(process)) == 2
         yield process
         process.terminate()
 
@@ -99,7 +99,7 @@ def service(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def both(service: ServerProcess) -> Iterator[list[tuple[Client, httpx.Client]]]:
     """Clients of each of the two workers."""
     with ExitStack() as stack:
-        yield [stack.enter_context(connected(service, worker)) for worker in workers_of(service)]
+        yield [stack.enter_context(connected(service, worker)) for worker in find_workers(service)]
 
 
 def test_figures_add_up_over_workers(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
@@ -181,7 +181,7 @@ def test_workers_share_the_mapped_index(service: ServerProcess, both: list[tuple
     for longtail, _ in both:
         longtail.retrieve(features=FEATURES)
         longtail.similar([f"item-{row}" for row in range(0, LABELS, LABELS // 200)])
-    first, other = map(mapped, workers_of(service))
+    first, other = map(mapped, find_workers(service))
     assert any(name.endswith(".faiss") for name in first)
     assert "embeddings.npy" in first
     for name, sizes in first.items():
@@ -191,7 +191,7 @@ def test_workers_share_the_mapped_index(service: ServerProcess, both: list[tuple
 
 
 def test_killed_worker_is_replaced(service: ServerProcess) -> None:
-    before = workers_of(service)
+    before = find_workers(service)
     with Client(service.url) as longtail, connected(service, before[1]) as (survivor, http):
         counted = samples(http)["longtail_queries_total"]
         os.kill(before[0], signal.SIGKILL)
@@ -205,11 +205,11 @@ def test_killed_worker_is_replaced(service: ServerProcess) -> None:
             # The survivor's alone: it answers, whatever becomes of the other.
             assert http.get("/readyz").status_code == 200
             assert samples(http)["longtail_ready"] == 1
-            now = workers_of(service)
+            now = find_workers(service)
             return len(now) == 2 and before[0] not in now and before[1] in now
 
         until(replaced, "another worker in the place of the killed one")
-        (fresh,) = set(workers_of(service)) - set(before)
+        (fresh,) = set(find_workers(service)) - set(before)
         with connected(service, fresh) as (replacement, its_http):
             assert len(replacement.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             assert samples(its_http)["longtail_queries_total"] == counted + requests + 1
@@ -253,7 +253,7 @@ def test_ctrl_c_ends_all_processes(releases: Path, tmp_path: Path, when: str) ->
         if when == "ready":
             process.wait_until_ready()
         else:
-            until(lambda: len(workers_of(process)) == 2, "two workers")
+            until(lambda: len(find_workers(process)) == 2, "two workers")
         ids = list(children(process.process.pid))
         os.killpg(process.process.pid, signal.SIGINT)
         assert process.process.wait(20) == 0
@@ -274,14 +274,14 @@ cli.main(sys.argv[1:])
 def test_early_deaths_keep_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
     with foreground(releases, tmp_path, "-c", YOUNG) as process:
         process.wait_until_ready()
-        old = workers_of(process)
+        old = find_workers(process)
         with connected(process, old[0]) as (longtail, http):
             killed = old[1]
             for _ in range(6):
                 os.kill(killed, signal.SIGKILL)
                 pids = {old[0], killed}
-                until(lambda pids=pids: set(workers_of(process)) - pids, "another worker in its place")  # type: ignore[misc]
-                (killed,) = set(workers_of(process)) - pids
+                until(lambda pids=pids: set(find_workers(process)) - pids, "another worker in its place")  # type: ignore[misc]
+                (killed,) = set(find_workers(process)) - pids
                 assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             assert process.process.poll() is None
             assert http.get("/readyz").json()["workers"] == {"expected": 2, "ready": 1}
@@ -290,7 +290,7 @@ def test_early_deaths_keep_a_healthy_worker(releases: Path, tmp_path: Path) -> N
             assert sorted(figures[f"longtail_worker_ready worker={worker}"] for worker in (0, 1)) == [0, 1]
             assert figures["longtail_workers"] == 2
             until(lambda: http.get("/readyz").json()["workers"]["ready"] == 2, "the last one to serve")
-            assert workers_of(process) == sorted([old[0], killed])
+            assert find_workers(process) == sorted([old[0], killed])
         log = (tmp_path / "server.log").read_text()
         assert log.count("another is started in") == 6
         assert "1 of 2 workers are healthy" in log
@@ -301,12 +301,12 @@ def test_stopped_worker_is_replaced_without_lost_requests(releases: Path, tmp_pa
     with several_workers(releases, tmp_path / "state") as process:
         gateway = Gateway(process.url, looks_away=False)
         process.wait_until_ready()
-        before = workers_of(process)
+        before = find_workers(process)
         with gateway.sending([0.01] * 4, fresh=2):
             gateway.up.set()
             os.kill(before[0], signal.SIGTERM)
-            until(lambda: before[0] not in workers_of(process), "the worker to end")
-            until(lambda: len(workers_of(process)) == 2, "another in its place")
+            until(lambda: before[0] not in find_workers(process), "the worker to end")
+            until(lambda: len(find_workers(process)) == 2, "another in its place")
             with httpx.Client(base_url=process.url) as http:
                 until(lambda: http.get("/readyz").json().get("workers", {}).get("ready") == 2, "both to serve")
             answered = gateway.answered["200"]
@@ -354,9 +354,9 @@ def test_connections_spread_after_a_worker_death(releases: Path, tmp_path: Path)
             try:
                 asking = [pool.submit(keep_asking, client) for client in range(clients)]
                 until(lambda: sum(read_connections()) >= clients, "every client to be connected")
-                before = workers_of(process)
+                before = find_workers(process)
                 os.kill(before[0], signal.SIGKILL)
-                until(lambda: len(set(workers_of(process)) - set(before)) == 1, "another in its place", 90)
+                until(lambda: len(set(find_workers(process)) - set(before)) == 1, "another in its place", 90)
                 until(
                     lambda: httpx.get(f"{process.url}/readyz").json()["workers"]["ready"] == 2,
                     "two workers to serve",

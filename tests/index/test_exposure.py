@@ -18,7 +18,7 @@ LABELS, DIM = 400, 8
 COUNTS_L = np.arange(LABELS)[::-1] ** 2 + 1
 
 
-def bundle_of(
+def make_vectors_bundle(
     scale: float, *, temperature: float = 1.0, similarity: str = "dot", counts: np.ndarray = COUNTS_L
 ) -> Bundle:
     rng = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def bundle_of(
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("bias_removal", [-0.5, 0.0, 0.7])
 def test_shares_equal_numpy(similarity: str, bias_removal: float) -> None:
-    bundle = bundle_of(0.3, temperature=0.5, similarity=similarity)
+    bundle = make_vectors_bundle(0.3, temperature=0.5, similarity=similarity)
     vectors_LD, queries_CD = bundle.embeddings.astype(np.float64), bundle.calibration_queries.astype(np.float64)
     scores_CL = queries_CD @ vectors_LD.T / 0.5
     if similarity == "l2":
@@ -48,17 +48,17 @@ def test_shares_equal_numpy(similarity: str, bias_removal: float) -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_the_range_is_where_the_head_grows_from_a_20th_to_19(scale: float) -> None:
-    exposure = DialExposure(bundle_of(scale))
+    exposure = DialExposure(make_vectors_bundle(scale))
     ends = exposure.useful_range()
     assert ends is not None
     assert [exposure.measure(end).shares[0] for end in ends] == pytest.approx([0.05, 0.95], abs=0.01)
     reach = max(map(abs, ends))
-    wide = DialExposure(bundle_of(scale, temperature=reach)).useful_range()
+    wide = DialExposure(make_vectors_bundle(scale, temperature=reach)).useful_range()
     assert wide == pytest.approx([end / reach for end in ends], rel=0.02, abs=0.02)
 
 
 def test_equal_counts_have_no_range() -> None:
-    bundle = bundle_of(1.0, counts=np.ones(LABELS, np.int64))
+    bundle = make_vectors_bundle(1.0, counts=np.ones(LABELS, np.int64))
     assert DialExposure(bundle).useful_range() is None
     lines = [*describe_exposure(bundle, 1.0)]
     assert lines[0] == "λ: no λ was found between which the head's share of the answers goes from 5 % to 95 %"
@@ -68,7 +68,7 @@ def test_equal_counts_have_no_range() -> None:
 def test_the_command_prints_exposure_where_queries_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = bundle_of(0.02)
+    bundle = make_vectors_bundle(0.02)
     columns = {"label_id": bundle.labels.ids, "count": COUNTS_L, "vector": list(bundle.embeddings)}
     pq.write_table(pa.table(columns), tmp_path / "items.parquet")
     np.save(tmp_path / "queries.npy", bundle.calibration_queries)

@@ -44,7 +44,7 @@ def write_log(folder: Path, users: list[str], labels: list[str], begin: float) -
     return folder / "log.parquet"
 
 
-def with_cooccurrence(bundle: Bundle) -> Bundle:
+def add_cooccurrence(bundle: Bundle) -> Bundle:
     order = np.argsort(FIRST[0], kind="stable")
     pairs = LogPairs(FIRST[0][order], FIRST[1][order])
     term = cooccurrences(pairs, LABELS, [SETTINGS])[0].scaled(3)
@@ -58,7 +58,7 @@ def with_cooccurrence(bundle: Bundle) -> Bundle:
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
     """Release `first`, published, of a bundle with co-occurrence."""
-    with_cooccurrence(make_bundle(labels=LABELS, users=USERS, label_tower=True)).write(tmp_path / "bundle")
+    add_cooccurrence(make_bundle(labels=LABELS, users=USERS, label_tower=True)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
     releases = open_releases(tmp_path / "releases")
     releases.publish("first")
@@ -204,7 +204,7 @@ def test_a_calendar_changes_shares_without_events(tmp_path: Path) -> None:
     about = pa.table({"kind": pa.array(["even", "odd"] * (LABELS // 2)).dictionary_encode()})
     empty = Forecast(settings, np.zeros((LABELS, 2)), np.full(LABELS, np.inf), about, seasons=np.zeros((3, 168)))
     forecast = empty.counted(WeighedPairs.weigh(np.arange(len(labels)), labels, times), BEGIN)
-    bundle = with_cooccurrence(make_bundle(labels=LABELS, users=USERS, popularity=True))
+    bundle = add_cooccurrence(make_bundle(labels=LABELS, users=USERS, popularity=True))
     log_popularity = forecast.log_popularity().astype(np.float32)
     replace(bundle, forecast=forecast, labels=replace(bundle.labels, log_popularity=log_popularity)).write(
         tmp_path / "bundle"

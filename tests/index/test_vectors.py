@@ -34,7 +34,7 @@ LABELS, DIM = 300, 8
 LAMBDAS = np.linspace(-0.5, 1.5, 11)
 
 
-def vectors_of(seed: int = 0) -> np.ndarray:
+def draw_vectors(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(LABELS, DIM)).astype(np.float32)
 
 
@@ -42,7 +42,7 @@ def written(folder: Path, **columns: Any) -> Path:
     """Write a table of labels; a column of None is left out."""
     table = {
         "label_id": [f"i{row}" for row in range(LABELS)], "count": np.arange(LABELS)[::-1] ** 2,
-        "vector": list(vectors_of()), "title": [f"Item {row}" for row in range(LABELS)],
+        "vector": list(draw_vectors()), "title": [f"Item {row}" for row in range(LABELS)],
     } | columns  # fmt: skip
     pq.write_table(
         pa.table({name: value for name, value in table.items() if value is not None}), folder / "labels.parquet"
@@ -86,7 +86,7 @@ def test_a_bundle_of_its_vectors_answers_the_same(tmp_path: Path) -> None:
 def test_scores_equal_vectors_plus_log_pi(tmp_path: Path, similarity: str) -> None:
     bundle = read(written(tmp_path), similarity=similarity, temperature=0.5)
     bundle.write(tmp_path / "bundle")
-    queries, vectors = vectors_of(1)[:20], vectors_of()
+    queries, vectors = draw_vectors(1)[:20], draw_vectors()
     counts = np.arange(LABELS)[::-1] ** 2 + 0.5
     if similarity == "cosine":
         queries /= np.linalg.norm(queries, axis=1, keepdims=True)
@@ -112,7 +112,7 @@ def test_noise_may_differ_from_popularity(tmp_path: Path) -> None:
 
 def test_the_command_writes_a_release_that_answers_vectors(tmp_path: Path) -> None:
     query = f"SELECT * FROM '{written(tmp_path, vector=None)}'"
-    np.save(tmp_path / "vectors.npy", vectors_of().astype(np.float16))
+    np.save(tmp_path / "vectors.npy", draw_vectors().astype(np.float16))
     arguments = ["from-vectors", query, "--vectors", str(tmp_path / "vectors.npy"), "--name", "first"]
     app([*arguments, "--releases", str(tmp_path / "releases"), "--publish"], standalone_mode=False)
 
@@ -121,7 +121,7 @@ def test_the_command_writes_a_release_that_answers_vectors(tmp_path: Path) -> No
     assert {at.recall for at in release.manifest.recall} == {1.0}
     bundle = release.bundle
     tower = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
-    vector = vectors_of(2)[0]
+    vector = draw_vectors(2)[0]
     np.testing.assert_array_equal(tower.embed(tower.read([{"vector": vector.tolist()}]))[0], vector)
 
 
@@ -176,7 +176,7 @@ def test_towers_may_have_other_ids() -> None:
     by_id = OnnxTower(content, [feature], {"user": Vocabulary(pa.array(["a", "b"]))}, own_id="user")
     facts = TrainingFacts(pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64))
 
-    bundle = bundle_from_vectors(vectors_of(), facts, name="by id", query_tower=by_id, label_tower=by_id)
+    bundle = bundle_from_vectors(draw_vectors(), facts, name="by id", query_tower=by_id, label_tower=by_id)
     bundle.validate()
 
     assert bundle.manifest.own_id == "user"
@@ -184,7 +184,7 @@ def test_towers_may_have_other_ids() -> None:
     embeddings = served.embed(served.read([{"user": "b"}, {"user": "?"}]))
     np.testing.assert_array_equal(embeddings, np.eye(3, DIM, dtype=np.float32)[[2, 0]])
     swapped = by_id._replace(vocabularies={"user": Vocabulary(pa.array(["b", "a"]))})
-    both = bundle_from_vectors(vectors_of(), facts, name="both", query_tower=by_id, label_tower=swapped)
+    both = bundle_from_vectors(draw_vectors(), facts, name="both", query_tower=by_id, label_tower=swapped)
     assert [both.vocabularies[name].ids.to_pylist() for name in ("user", "label_user")] == [["a", "b"], ["b", "a"]]
     assert both.manifest.label_features[0].vocabulary == "label_user"
 
@@ -218,7 +218,7 @@ def test_several_label_files_are_refused_with_a_vector_file(tmp_path: Path) -> N
     (tmp_path / "parts").mkdir()
     for part in range(12):
         pq.write_table(pa.table({"label_id": [f"i{part}"], "count": [1]}), tmp_path / f"parts/part-{part}.parquet")
-    np.save(tmp_path / "vectors.npy", vectors_of()[:12])
+    np.save(tmp_path / "vectors.npy", draw_vectors()[:12])
     with pytest.raises(
         VectorsError, match=r"12 files are not allowed with vectors in .*, from .*part-0.parquet to .*-9"
     ):
@@ -226,7 +226,7 @@ def test_several_label_files_are_refused_with_a_vector_file(tmp_path: Path) -> N
 
 
 def test_unfitting_rows_and_models_are_refused(tmp_path: Path) -> None:
-    ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), vectors_of(), np.ones(LABELS, np.int64)
+    ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), draw_vectors(), np.ones(LABELS, np.int64)
     infinite = vectors.copy()
     infinite[[7, 9], 3] = np.nan
     zero = np.where(np.arange(LABELS)[:, None] == 7, 0, vectors)

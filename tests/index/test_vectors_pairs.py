@@ -14,7 +14,7 @@ from longtail.bundle import BundleInvariantError, ChosenTogether, TrainingFacts,
 from longtail.bundle.manifest import LogColumns
 from longtail.index import open_releases
 from tests.index.test_cli import run
-from tests.index.test_vectors import LABELS, read, vectors_of, written
+from tests.index.test_vectors import LABELS, draw_vectors, read, written
 
 BEGIN = 1_750_000_000
 HAND = {"query_id": ["b", "a", "b", "a"], "label_id": ["i2", "i1", "i1", "i0"], "time": [4, 2, 3, 1]}
@@ -30,7 +30,7 @@ def log(folder: Path, name: str = "log", **columns: list[Any]) -> Path:
     return folder / f"{name}.parquet"
 
 
-def in_groups(rng: np.random.Generator, begin: int, queries: int = 60) -> dict[str, list[Any]]:
+def draw_groups(rng: np.random.Generator, begin: int, queries: int = 60) -> dict[str, list[Any]]:
     """Each query chooses five labels of one of ten groups, i0 to i99."""
     chosen = np.concatenate([10 * (query % 10) + rng.permutation(10)[:5] for query in range(queries)])
     return {
@@ -73,8 +73,8 @@ def test_without_times_rows_are_in_their_order(tmp_path: Path) -> None:
 
 
 def test_held_out_pairs_choose_the_weight_where_queries_have_ids(tmp_path: Path) -> None:
-    pairs = log(tmp_path, **in_groups(np.random.default_rng(1), 0))
-    vectors = list(vectors_of(5)[:60])  # which know nothing of the groups
+    pairs = log(tmp_path, **draw_groups(np.random.default_rng(1), 0))
+    vectors = list(draw_vectors(5)[:60])  # which know nothing of the groups
     queries = {"query_id": [f"q{query}" for query in range(60)], "vector": vectors}
     pq.write_table(pa.table(queries), tmp_path / "queries.parquet")
     chosen = read(written(tmp_path), pairs=pairs, queries=tmp_path / "queries.parquet").cooccurrence
@@ -82,9 +82,9 @@ def test_held_out_pairs_choose_the_weight_where_queries_have_ids(tmp_path: Path)
     assert chosen.settings.default >= 0.5
 
     # The last pair's label has the query's own vector, which no weight betters.
-    last = [int(id_[1:]) for id_ in in_groups(np.random.default_rng(1), 0)["label_id"][4::5]]
-    pq.write_table(pa.table(queries | {"vector": list(1000 * vectors_of()[last])}), tmp_path / "queries.parquet")
-    unit = vectors_of() / np.linalg.norm(vectors_of(), axis=1, keepdims=True)
+    last = [int(id_[1:]) for id_ in draw_groups(np.random.default_rng(1), 0)["label_id"][4::5]]
+    pq.write_table(pa.table(queries | {"vector": list(1000 * draw_vectors()[last])}), tmp_path / "queries.parquet")
+    unit = draw_vectors() / np.linalg.norm(draw_vectors(), axis=1, keepdims=True)
     term = read(written(tmp_path, vector=list(unit)), pairs=pairs, queries=tmp_path / "queries.parquet").cooccurrence
     assert term is not None
     assert term.settings.default == 0
@@ -126,12 +126,12 @@ def test_pairs_without_known_labels_are_refused() -> None:
     ids, counts = pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64)
     table = pa.table({"query_id": ["a"], "label_id": ["other"]})
     with pytest.raises(BundleInvariantError, match="pairs name labels"):
-        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=ChosenTogether(table)), name="none")
+        bundle_from_vectors(draw_vectors(), TrainingFacts(ids, counts, pairs=ChosenTogether(table)), name="none")
     pairs = ChosenTogether(pa.table({"query_id": ["a"], "label_id": ["i0"]}), query_ids=pa.array(["a"]))
     with pytest.raises(BundleInvariantError, match="every query has an id"):
-        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=pairs), name="none")
+        bundle_from_vectors(draw_vectors(), TrainingFacts(ids, counts, pairs=pairs), name="none")
     facts = TrainingFacts(ids, counts, pairs=pairs._replace(query_ids=None))
-    lonely = bundle_from_vectors(vectors_of(), facts, name="one")
+    lonely = bundle_from_vectors(draw_vectors(), facts, name="one")
     assert lonely.cooccurrence is not None
     assert (lonely.cooccurrence.rows_LN == -1).all()
     lonely.validate()

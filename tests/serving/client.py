@@ -55,7 +55,7 @@ def check_error(response: httpx.Response, status: int, kind: str, field: str | N
 
 
 @contextmanager
-def client_of(app: Starlette) -> Iterator[httpx.Client]:
+def open_client(app: Starlette) -> Iterator[httpx.Client]:
     """The client, while the application's lifespan runs."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -77,7 +77,7 @@ def client_of(app: Starlette) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def address_of(app: Starlette) -> Iterator[tuple[str, int]]:
+def serve_app(app: Starlette) -> Iterator[tuple[str, int]]:
     """The address of the application, served by uvicorn in a thread, without its lifespan."""
     server = uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="off", log_config=None))
     with socket.socket() as listener:

@@ -6,7 +6,7 @@ import pytest
 from starlette.applications import Starlette
 
 from longtail.serving import create_app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 
@@ -17,5 +17,5 @@ def app(tmp_path: Path) -> Starlette:
 
 @pytest.fixture
 def client(app: Starlette) -> Iterator[httpx.Client]:
-    with client_of(app) as client:
+    with open_client(app) as client:
         yield client

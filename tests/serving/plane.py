@@ -212,7 +212,7 @@ def make_retriever(
     return retriever.with_changes(records)
 
 
-def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
+def read_results(retrieval: Retrieval) -> list[dict[str, Any]]:
     """The results of a retrieval, read from their JSON."""
     return json.loads(orjson.dumps(retrieval.explain().results, option=orjson.OPT_SERIALIZE_NUMPY))
 

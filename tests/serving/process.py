@@ -85,7 +85,7 @@ def children(parent: int) -> dict[int, bytes]:
     return commands
 
 
-def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
+def build_environment(settings: Mapping[str, object]) -> dict[str, str]:
     """This process's own environment with settings in it."""
     return os.environ | {f"LONGTAIL_{name.upper()}": str(value) for name, value in settings.items()}
 
@@ -97,7 +97,7 @@ def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProc
     command = [sys.executable, "-m", "longtail.serving", "run", str(releases), "--port", str(port)]
     with log.open("wb") as output:
         started = time.perf_counter()
-        process = subprocess.Popen(command, env=environment_of(settings), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=build_environment(settings), stdout=output, stderr=subprocess.STDOUT)
     with ended_after(ServerProcess(process, f"http://127.0.0.1:{port}", started)) as service:
         yield service
 

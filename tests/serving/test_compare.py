@@ -141,7 +141,7 @@ def keep(tmp_path: Path) -> Keep:
     return partial(write_events, tmp_path / ".state/events")
 
 
-def run_of(releases: Path) -> str:
+def read_run(releases: Path) -> str:
     experiment = read_experiment(releases)
     assert experiment is not None
     return experiment.run
@@ -175,7 +175,7 @@ def command(capsys: pytest.CaptureFixture[str], releases: Path, *options: str) -
 
 
 def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of(tmp_path)
+    run = read_run(tmp_path)
     keep(
         answer(run, "a", "ctl", 5, [0, 1, 4]),
         answer(run, "b", "new", 6, [0, 2, 6]),
@@ -215,7 +215,7 @@ def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_expired_events_are_reported(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, noon = run_of(tmp_path), datetime.fromtimestamp(NOON, UTC).isoformat()
+    run, noon = read_run(tmp_path), datetime.fromtimestamp(NOON, UTC).isoformat()
     keep(answer(run, "a", "ctl", 5, [0, 1], NOON - 10), answer(run, "b", "new", 6, [0, 1], NOON - 10))
     keep(choice(run, "b", "new", 6, {0: 0}, NOON - 5))
     first = json.loads(command(capsys, tmp_path, "--json", "--until", noon))

@@ -26,13 +26,13 @@ from longtail.index import IndexSpec, build, open_releases
 from longtail.serving import Settings, create_app
 from longtail.serving.core.follower import load_release
 from tests.bundles import make_bundle
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 
 root = Path(sys.argv[1])
 make_bundle().write(root / "bundle")
 build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
 retriever = load_release(open_releases(root / "releases"), "only")
-with client_of(create_app(Settings(releases=root), retriever=retriever)) as client:
+with open_client(create_app(Settings(releases=root), retriever=retriever)) as client:
     answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user_id": "u1"}, "k": 3}]})
 assert len(answer.json()["results"][0]["labels"]) == 3, answer.text
 import longtail.serving.cli

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.serving import create_app
 from longtail.serving.logs import JsonFormatter, configure
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 QUERY = {"queries": [{"features": {"user": "east"}, "k": 1}]}
@@ -32,7 +32,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 
 def test_every_request_is_a_line_with_its_id(tmp_path: Path, lines: Any) -> None:
     app = create_app(plane_settings(tmp_path, access_log=True), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "id-1"})
         client.get("/v1/labels/nobody", headers={"x-request-id": "id-2"})
         created = client.get("/livez?secret=1", headers={"authorization": "Bearer sesame"}).headers["x-request-id"]
@@ -56,7 +56,7 @@ def test_label_changes_and_calls_of_admins_are_audited(tmp_path: Path, lines: An
     asking, admin = "asking-0123456789abcdef", "admin-0123456789abcdef"
     of_admin, of_asking = (hashlib.sha256(key.encode()).hexdigest()[:12] for key in (admin, asking))
     settings = plane_settings(tmp_path, api_keys=(asking,), admin_keys=(admin,))
-    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+    with open_client(create_app(settings, retriever=plane_retriever())) as client:
         client.headers["x-api-key"] = admin
         hidden = client.delete("/v1/labels/b")
         client.post("/v1/release/reload")
@@ -108,7 +108,7 @@ def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) ->
 
     retriever = plane_retriever()
     retriever.label = broken  # type: ignore[method-assign]
-    with client_of(create_app(plane_settings(tmp_path), retriever=retriever)) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=retriever)) as client:
         assert client.get("/v1/labels/a%0Ab", headers={"x-request-id": "id-3"}).status_code == 500
     (line,) = lines()
     assert line["request_id"] == "id-3"

@@ -44,7 +44,7 @@ from tests.bundles import make_bundle
 from tests.end_to_end.releases import publish_bundle
 from tests.events import write_events
 from tests.serving.monitoring.shop import NOON
-from tests.serving.plane import plane_retriever, results_of
+from tests.serving.plane import plane_retriever, read_results
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS, ANSWERS, USERS, LABELS, K = int(os.environ.get("LONGTAIL_EXPERIMENTS", "30")), 300, 5, 40, 6
@@ -58,14 +58,14 @@ PULL_L = BUCKETS + 0.5 * _chance.normal(size=LABELS)
 LAMBDAS = (0.5, 1.0, 20.0)
 
 
-def best_of(user: int, at: float) -> np.ndarray:
+def rank_best(user: int, at: float) -> np.ndarray:
     """The rows of a user's answer at λ, which gives back what the tail lost."""
     return np.argsort(-(SCORES_UL[user] + at * PULL_L), kind="stable")[:K]
 
 
-def candidates_of(user: int) -> set[int]:
+def find_candidates(user: int) -> set[int]:
     """Rows that the user may be shown at λ = 0."""
-    rows = set(best_of(user, 0.0).tolist())
+    rows = set(rank_best(user, 0.0).tolist())
     for bucket in FLOORS:
         ranked = [row for row in np.argsort(-SCORES_UL[user], kind="stable").tolist() if BUCKETS[row] == bucket]
         certain = max(sum(row in rows for row in ranked) - 1, 0)
@@ -75,7 +75,7 @@ def candidates_of(user: int) -> set[int]:
 
 for _user in range(USERS):
     # What the log could not show brings more than what it could.
-    CHANCES_UL[_user, [row for row in range(LABELS) if row not in candidates_of(_user)]] = 0.9
+    CHANCES_UL[_user, [row for row in range(LABELS) if row not in find_candidates(_user)]] = 0.9
 
 
 def add_up_slots(first: int, answers: int) -> dict[str, np.ndarray]:
@@ -84,9 +84,9 @@ def add_up_slots(first: int, answers: int) -> dict[str, np.ndarray]:
         name: np.zeros(len(LAMBDAS) + 1, np.int64) for name in ("open_G", "gained_G", "lost_G")
     }
     for user, times in enumerate(np.bincount(np.arange(first, first + answers) % USERS, minlength=USERS)):
-        own_rows, possible_rows = {*best_of(user, 0.0).tolist()}, candidates_of(user)
+        own_rows, possible_rows = {*rank_best(user, 0.0).tolist()}, find_candidates(user)
         for i, at in enumerate((0.0, *LAMBDAS)):
-            answer_rows = {*best_of(user, at).tolist()}
+            answer_rows = {*rank_best(user, at).tolist()}
             counts["exposures_GB"][i] += times * np.bincount(BUCKETS[[*answer_rows]], minlength=4)
             counts["open_G"][i] += times * len(answer_rows - possible_rows)
             counts["gained_G"][i] += times * len(answer_rows - possible_rows - own_rows)
@@ -95,10 +95,10 @@ def add_up_slots(first: int, answers: int) -> dict[str, np.ndarray]:
 
 
 @cache
-def log_of(answers: int) -> ExplorationLog:
+def simulate_log(answers: int) -> ExplorationLog:
     """Answers at λ = 0 that explored, users in turn; every answer is its own unit."""
     chance, parts = np.random.default_rng(7), []
-    held_UGL = np.array([[np.isin(np.arange(LABELS), best_of(user, at)) for at in (0.0, *LAMBDAS)]
+    held_UGL = np.array([[np.isin(np.arange(LABELS), rank_best(user, at)) for at in (0.0, *LAMBDAS)]
                          for user in range(USERS)])  # fmt: skip
     eligible = []
     for scores_L in SCORES_UL:
@@ -127,7 +127,7 @@ def log_of(answers: int) -> ExplorationLog:
     )
 
 
-def part_of(log: ExplorationLog, first: int, answers: int) -> ExplorationLog:
+def take_part(log: ExplorationLog, first: int, answers: int) -> ExplorationLog:
     labels = slice(first * K, (first + answers) * K)
     return replace(
         log,
@@ -144,27 +144,27 @@ def part_of(log: ExplorationLog, first: int, answers: int) -> ExplorationLog:
 def truth(at: float, *, of: str = "all") -> float:
     """Labels chosen per answer at λ: of all slots, or of those that the log could show."""
     return float(np.mean([
-        sum(CHANCES_UL[user, row] for row in best_of(user, at) if of == "all" or row in candidates_of(user))
+        sum(CHANCES_UL[user, row] for row in rank_best(user, at) if of == "all" or row in find_candidates(user))
         for user in range(USERS)
     ]))  # fmt: skip
 
 
-def recall_of(at: float, bucket: int | None) -> float:
+def compute_recall(at: float, bucket: int | None) -> float:
     """Return the share of what all labels that the log could show would bring, at λ."""
     answered = possible = 0.0
     for user in range(USERS):
-        rows = [row for row in candidates_of(user) if bucket in (None, BUCKETS[row])]
+        rows = [row for row in find_candidates(user) if bucket in (None, BUCKETS[row])]
         possible += CHANCES_UL[user, rows].sum()
-        answered += CHANCES_UL[user, [row for row in rows if row in best_of(user, at)]].sum()
+        answered += CHANCES_UL[user, [row for row in rows if row in rank_best(user, at)]].sum()
     return answered / possible
 
 
 def share_covered(at: float) -> float:
-    return float(np.mean([len(candidates_of(user) & {*best_of(user, at).tolist()}) / K for user in range(USERS)]))
+    return float(np.mean([len(find_candidates(user) & {*rank_best(user, at).tolist()}) / K for user in range(USERS)]))
 
 
 def test_estimate_is_unbiased_and_counting_is_biased() -> None:
-    log = log_of(EXPERIMENTS * ANSWERS)
+    log = simulate_log(EXPERIMENTS * ANSWERS)
     answers, settings = len(log.answers_U), estimate_settings(log)
     for at, held_S, setting in zip(LAMBDAS, log.held_GS[1:], settings[1:], strict=True):
         found_N = (held_S / log.propensities_S * log.chosen_S).reshape(answers, K).sum(axis=1)
@@ -184,10 +184,10 @@ def test_estimate_is_unbiased_and_counting_is_biased() -> None:
 
 def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> None:
     """Looks from the 10th answer on; all λ together. Recall is of head, torso, tail, and all."""
-    expected_recall = {name: [recall_of(at, bucket) for at in (0.0, *LAMBDAS)]
+    expected_recall = {name: [compute_recall(at, bucket) for at in (0.0, *LAMBDAS)]
                        for name, bucket in (("head", 0), ("torso", 1), ("tail", 2), ("all", None))}  # fmt: skip
     missed_recall = dict.fromkeys(expected_recall, 0)
-    log, missed, fixed, verdicts = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
+    log, missed, fixed, verdicts = simulate_log(EXPERIMENTS * ANSWERS), 0, 0, []
     local, truths, alone = truth(0.0), [truth(at) for at in LAMBDAS], [share_covered(at) for at in LAMBDAS]
     assert alone[:2] == [1.0, 1.0]
     assert alone[2] < 0.9
@@ -195,7 +195,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
         outside = outside_once = False
         outside_recall = dict.fromkeys(expected_recall, False)
         for answers in np.geomspace(10, ANSWERS, 15).astype(int).tolist():
-            history = part_of(log, first, answers)
+            history = take_part(log, first, answers)
             own_setting, *settings = every = estimate_settings(history)
             outside |= not own_setting["chosen_per_answer"]["low"] <= local <= own_setting["chosen_per_answer"]["high"]
             for name, expected_G in expected_recall.items():
@@ -225,7 +225,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
 
 
 def test_table_of_the_guide_equals_the_command() -> None:
-    lines = settings_table({"settings": estimate_settings(log_of(3_000))}).lines()
+    lines = settings_table({"settings": estimate_settings(simulate_log(3_000))}).lines()
     guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     (table,) = (part for part in guide.split("```") if part.startswith("text\nλ "))
     assert [line.split() for line in table.splitlines()[1:]] == [line.split() for line in lines]
@@ -386,12 +386,12 @@ def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
     lines = []
     for i in range(5):
         query = RetrieveQuery.model_validate({**options, "features": {"user_id": f"u{i}"}})
-        labels = results_of(retriever.retrieve([query]))[0]["labels"]
+        labels = read_results(retriever.retrieve([query]))[0]["labels"]
         if i == 4:  # another label of its bucket in the place of one that is shown always
             always = next(label for label in labels if label["propensity"] == 1)
             all_of_it = query.model_copy(update={"explore": {}, "buckets": [always["bucket"]], "k": 20})
             displayed = [label["id"] for label in labels]
-            always["id"] = next(label["id"] for label in results_of(retriever.retrieve([all_of_it]))[0]["labels"]
+            always["id"] = next(label["id"] for label in read_results(retriever.retrieve([all_of_it]))[0]["labels"]
                                 if label["id"] not in displayed)  # fmt: skip
         lines.append(event_json(
             kind="answer", time=NOON + 10 * i, answer=f"{i}", release="only",

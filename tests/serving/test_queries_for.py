@@ -38,7 +38,7 @@ from longtail.serving.core.queries import QueriesFor, QueryFeatures
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, ServingError, UnservableReleaseError
 from tests.bundles import label_features, make_bundle
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_settings
 
 LABELS, USERS = 40, 60
@@ -78,7 +78,7 @@ class QueriesCase:
         return [self.bundle.remembered.refused(f"u{user}").tolist() for user in range(USERS)]
 
 
-def with_refusals(bundle: Bundle) -> Bundle:
+def add_refusals(bundle: Bundle) -> Bundle:
     """Turn a third of what queries remember into labels that they said no to, some of them chosen before or again."""
     assert bundle.remembered is not None
     assert bundle.cooccurrence is not None
@@ -99,7 +99,7 @@ def with_refusals(bundle: Bundle) -> Bundle:
 def make_case(folder: Path, *, priors: bool = False, **options: Any) -> QueriesCase:
     rng = np.random.default_rng(7)
     bundle = make_bundle(labels=LABELS, users=USERS, label_tower=True, queries=10, **options)
-    bundle = bundle if bundle.remembered is None else with_refusals(bundle)
+    bundle = bundle if bundle.remembered is None else add_refusals(bundle)
     countries = rng.choice(["AT", "DE", "FR"], USERS).tolist()
     histories = [[f"item-{row}" for row in rng.integers(0, LABELS, 3)] for _ in range(USERS)]
     table = pa.table({"user_id": [f"u{user}" for user in range(USERS)], "history": histories, "country": countries})
@@ -293,7 +293,7 @@ def test_batch_invert_writes_a_table(random_case: QueriesCase, tmp_path: Path) -
 
 
 def test_over_http_and_in_python(random_case: QueriesCase, tmp_path: Path) -> None:
-    with client_of(create_app(plane_settings(tmp_path), retriever=random_case.retriever)) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=random_case.retriever)) as client:
         answer = client.post("/v1/queries", json={"ids": ["item-1", "item-2"], "k": 3, "display": ["country"]})
         assert answer.status_code == 200
         assert [result["id"] for result in answer.json()["results"]] == ["item-1", "item-2"]

@@ -33,7 +33,7 @@ def server() -> Iterator[PostgresServer]:
         yield started
 
 
-def position_of(server: PostgresServer) -> Postgres:
+def parse_postgres(server: PostgresServer) -> Postgres:
     state_location = parse_location(server.url())
     assert isinstance(state_location, Postgres)
     return state_location
@@ -51,7 +51,7 @@ def until_read(store: LabelStore, position: object, seconds: float = 10) -> tupl
 
 
 def test_notifications_precede_polling(database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     writer, reader = LabelStore(state_location), LabelStore(state_location)
     writer.append([hide("first")])
     position = reader.read_from().position
@@ -72,7 +72,7 @@ def test_notifications_precede_polling(database_server: PostgresServer, monkeypa
 
 
 def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) -> None:
-    state_location = position_of(server)
+    state_location = parse_postgres(server)
     writer, reader = LabelStore(state_location), LabelStore(state_location)
     writer.append([hide("a")])
     position = reader.read_from().position
@@ -98,7 +98,7 @@ def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) ->
 def test_hanging_database_is_an_error_within_seconds(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.state.connections._ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 1)
-    state_location = position_of(server)
+    state_location = parse_postgres(server)
     store = LabelStore(state_location)
     store.append([hide("a")])
     position = store.read_from().position
@@ -118,7 +118,7 @@ def test_hanging_database_is_an_error_within_seconds(server: PostgresServer, mon
 def test_suspended_writer_does_not_block_others_forever(
     database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     store = LabelStore(state_location)
     store.append([hide("a")])
     monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 2)
@@ -134,7 +134,7 @@ def test_suspended_writer_does_not_block_others_forever(
 
 
 def test_dropped_tables_are_not_recreated(database_server: PostgresServer) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     store = LabelStore(state_location)
     store.append([hide("a")])
     position = store.read_from().position
@@ -152,7 +152,7 @@ def test_dropped_tables_are_not_recreated(database_server: PostgresServer) -> No
 
 
 def test_restored_database_restarts_readers(database_server: PostgresServer) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     store = LabelStore(state_location)
     store.append([hide("a")])
     store.append([hide("b")])
@@ -165,7 +165,7 @@ def test_restored_database_restarts_readers(database_server: PostgresServer) -> 
 
 
 def test_existing_schema_needs_no_create_right(database_server: PostgresServer) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {state_location.schema} LOGIN")
         connection.execute(f"CREATE SCHEMA {state_location.schema} AUTHORIZATION {state_location.schema}")
@@ -175,7 +175,7 @@ def test_existing_schema_needs_no_create_right(database_server: PostgresServer) 
 
 
 def test_synchronous_commit_is_enabled(database_server: PostgresServer) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
         connection.execute("ALTER ROLE longtail SET synchronous_commit = off")
         try:
@@ -188,7 +188,7 @@ def test_synchronous_commit_is_enabled(database_server: PostgresServer) -> None:
 
 
 def test_pooler_without_the_schema_is_refused(database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    state_location = position_of(database_server)
+    state_location = parse_postgres(database_server)
     engine = postgres_engine(state_location)
 
     connect = ImpatientConnection.connect

@@ -33,11 +33,11 @@ def test_records_round_trip(state_location: StateLocation) -> None:
     assert store.read_from().records == records
     assert LabelStore(state_location).read_from().records == records
     assert read_label_changes(
-        str(state_location) if isinstance(state_location, Path) else url_of(state_location)
+        str(state_location) if isinstance(state_location, Path) else build_url(state_location)
     ) == replay(records)
 
 
-def url_of(state_location: Postgres) -> str:
+def build_url(state_location: Postgres) -> str:
     url = state_location.url.set(drivername="postgresql").update_query_dict({"schema": state_location.schema})
     return url.render_as_string(hide_password=False)
 
@@ -190,7 +190,7 @@ KILLS = 6
 def test_kill_9_loses_no_acknowledged_change(state_location: StateLocation) -> None:
     rng = random.Random(0)
     acknowledged: list[int] = []
-    location = str(state_location) if isinstance(state_location, Path) else url_of(state_location)
+    location = str(state_location) if isinstance(state_location, Path) else build_url(state_location)
     for round_ in range(KILLS):
         first = round_ * 100_000
         child = subprocess.Popen(

@@ -33,7 +33,7 @@ from longtail.trainer.errors import RecipeError
 from longtail.trainer.prior import type_weights
 from longtail.trainer.trained import Trained
 from tests.bundles import make_bundle
-from tests.serving.plane import results_of
+from tests.serving.plane import read_results
 from tests.trainer import tiny
 
 WEIGHTS = {"view": 1.0, "buy": 3.0, "hover": 0.0}
@@ -203,7 +203,7 @@ def test_labels_of_negative_events_are_not_answered(
             RetrieveQuery(features={"user_id": user}, k=ITEMS, history=history, exclude_history=exclude_history)
             for user in said_no
         ]
-        for items, result in zip(said_no.values(), results_of(retriever.retrieve(queries)), strict=True):
+        for items, result in zip(said_no.values(), read_results(retriever.retrieve(queries)), strict=True):
             answered = {label["id"] for label in result["labels"]}
             assert not answered & items
             if not exclude_history:

@@ -121,7 +121,7 @@ def _holds(name: str, value: Any, operator: str, expected: Any) -> bool:
     return any(first >= query[0] for first in have)
 
 
-def some_filter(rng: np.random.Generator) -> dict[str, Any]:
+def draw_filter(rng: np.random.Generator) -> dict[str, Any]:
     """Up to three columns, with a value or up to two operators each."""
     number = int(rng.integers(0, 42))
     values: dict[str, list[Any]] = {

@@ -16,11 +16,11 @@ from longtail.index.building.priors import PriorSpec
 from longtail.serving import Retriever
 from longtail.serving.core.queries import RetrieveQuery
 from tests.serving.core.shop import DATED, dated, shop_bundle
-from tests.serving.core.test_bonus import BRIGHT, PATCHED, Weighed, some_weights
-from tests.serving.core.test_cooccurrence import AT, L, changes, some_query
+from tests.serving.core.test_bonus import BRIGHT, PATCHED, Weighed, draw_weights
+from tests.serving.core.test_cooccurrence import AT, L, changes, draw_query
 from tests.serving.core.test_diversity import greedily
-from tests.serving.core.test_floors import by_rule, some_floors
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.core.test_floors import draw_floors, list_by_rule
+from tests.serving.plane import make_retriever, read_results
 
 ENDS = [
     Patch(id="item-33", at=AT, display={"available_until": (DATED + timedelta(seconds=5)).isoformat()}),
@@ -37,13 +37,13 @@ def served(spec: str) -> Retriever:
     return make_retriever(bundle, spec, *changes(), *PATCHED, *ENDS)
 
 
-def time_of(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     at = datetime.fromisoformat(text) if text else None
     return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def is_available(display: dict[str, Any], now: datetime) -> bool:
-    begin, end = time_of(display["available_from"]), time_of(display["available_until"])
+    begin, end = parse_time(display["available_from"]), parse_time(display["available_until"])
     return (begin is None or begin <= now) and (end is None or now < end)
 
 
@@ -58,17 +58,17 @@ def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.Monke
         monkeypatch.setattr("tests.serving.core.test_bonus.NOW", now)
         drawn = []
         for _ in range(20):
-            query, history, left_out = some_query(rng, "cosine", retriever.bundle)
-            options = query.model_dump(exclude_unset=True) | some_weights(rng)
+            query, history, left_out = draw_query(rng, "cosine", retriever.bundle)
+            options = query.model_dump(exclude_unset=True) | draw_weights(rng)
             if rng.random() < 0.5:
-                floors, buckets = some_floors(rng, query.k), query.buckets
+                floors, buckets = draw_floors(rng, query.k), query.buckets
                 options["at_least"] = [
                     floor for floor in floors if buckets is None or floor.get("bucket", "tail") in buckets
                 ]
             elif rng.random() < 0.4:
                 options |= {"max_per": {"brand": int(rng.integers(1, 4))}, "pool": max(L, query.k)}
             drawn.append((RetrieveQuery.model_validate(options), history, left_out))
-        results = results_of(retriever.view_at().retrieve([query for query, _, _ in drawn]))
+        results = read_results(retriever.view_at().retrieve([query for query, _, _ in drawn]))
         for (query, history, left_out), result in zip(drawn, results, strict=True):
             rows, scores = formula.best(query, history, left_out)
             shown_of = dict(zip(formula.rows, formula.labels_json, strict=True))
@@ -80,7 +80,7 @@ def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.Monke
             if query.at_least:
                 labels = [{**shown_of[row], "row": row} for row in rows.tolist()]
                 floors = [floor.model_dump(exclude_unset=True) for floor in query.at_least]
-                expected = [label["row"] for label in by_rule(labels, floors, query.k)]
+                expected = [label["row"] for label in list_by_rule(labels, floors, query.k)]
             changed += expected != rows[: query.k].tolist()
             # Labels of one score, such as added ones with equal features, may change places.
             score_of = dict(zip(rows.tolist(), scores, strict=True))

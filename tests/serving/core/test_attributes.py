@@ -15,9 +15,9 @@ from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
-from tests.serving.core.shop import KINDS, LABELS, meets, shop_bundle, shop_columns, some_filter
+from tests.serving.core.shop import KINDS, LABELS, draw_filter, meets, shop_bundle, shop_columns
 from tests.serving.core.test_cooccurrence import changes
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def test_masks_equal_conditions_checked_label_by_label() -> None:
     rng = np.random.default_rng(1)
     passed = []
     for _ in range(200):
-        filter_ = some_filter(rng)
+        filter_ = draw_filter(rng)
         selection, beyond = attributes.select(filter_, "filter")
         assert selection.mask.tolist() == [meets(label, filter_) for label in displayed], filter_
         assert beyond is None
@@ -137,8 +137,8 @@ def test_similar_labels_and_drawn_ones_pass_too() -> None:
     retriever = make_retriever(shop_bundle(), "flat", *changes())
     request = {"filter": {"price": {"lt": 2.0}, "brand": {"exists": True}}, "k": 9}
     answers = [
-        *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **request})])),
-        *results_of(
+        *read_results(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **request})])),
+        *read_results(
             retriever.retrieve(
                 [RetrieveQuery.model_validate({"features": {}, **request, "explore": {"tail": 2, "new": 1}})]
             )
@@ -158,7 +158,7 @@ def test_with_a_tree() -> None:
 
     def ids(**options: Any) -> list[str]:
         query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 12, "bias_removal": 1.0, **options})
-        return [label["id"] for label in results_of(retriever.retrieve([query, query]))[1]["labels"]]
+        return [label["id"] for label in read_results(retriever.retrieve([query, query]))[1]["labels"]]
 
     by_filter = ids(filter={"title": {"in": expected}}, exclude=["item-8"])
     assert by_filter == ids(allow=[f"item-{row}" for row in range(0, 90, 4)], exclude=["item-8"])

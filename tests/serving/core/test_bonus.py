@@ -26,7 +26,7 @@ from tests.bundles import make_bundle
 from tests.serving.core.shop import dated, meets, shop_bundle
 from tests.serving.core.test_cooccurrence import AT, Formula, L, changes
 from tests.serving.core.test_diversity import greedily, marginally
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BRIGHT = {"colour": {"in": ["red", "blé"]}, "price": {"lt": 2}}
@@ -78,7 +78,7 @@ class Weighed(Formula):
         return scores
 
 
-def some_weights(rng: np.random.Generator) -> dict[str, Any]:
+def draw_weights(rng: np.random.Generator) -> dict[str, Any]:
     names = ["torso", "tail", "new", "bright"]
     weights: dict[str, Any] = {"bonus": {name: float(rng.uniform(-5, 5)) for name in names if rng.random() < 0.5}}
     if rng.random() < 0.5:
@@ -99,19 +99,19 @@ def test_diversity_and_exploration_use_complete_scores(spec: str) -> None:
     for i in range(6):
         max_per, weight = ({"brand": 2}, None) if i % 2 else ({}, 0.4)
         query = RetrieveQuery.model_validate(
-            fixed | some_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
+            fixed | draw_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
         )
         rows, scores = formula.best(query, history, [])
-        (result,) = results_of(served.retrieve([query]))
+        (result,) = read_results(served.retrieve([query]))
         chosen = (
             greedily(served, rows, max_per, 12)
             if weight is None
             else marginally(served, rows, scores, weight, max_per, 12)
         )
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == chosen
-        query = RetrieveQuery.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
+        query = RetrieveQuery.model_validate(fixed | draw_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
         draws = Draws(lottery, [f"query {i}"])
-        (result,) = results_of(served.retrieve([query], draws))
+        (result,) = read_results(served.retrieve([query], draws))
         rows, scores = formula.best(query, history, [])
         buckets = served.catalogue.buckets(rows)
         ranked = {
@@ -131,7 +131,7 @@ def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
     decay = {"column": "since", "half_life": "7d", "weight": 0.5}
     weights = {"bonus": {"tail": 1.5, "bright": -0.5}, "slope": {"price": -0.02}, "decay": decay}
     query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 20, "explain": True} | weights)
-    (result,) = results_of(served.retrieve([query]))
+    (result,) = read_results(served.retrieve([query]))
     assert result["bonus"] == {"tail": 1.5, "bright": -0.5}
     assert result["slope"] == pytest.approx({"price": -0.02})
     assert result["decay"] == decay
@@ -147,7 +147,7 @@ def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
             assert part["decay"] == pytest.approx(-0.5 * math.log(2) * age, rel=1e-5)
         tail += label["bucket"] == "tail"
     assert tail > 10
-    (plain,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
+    (plain,) = read_results(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
     assert {"bonus", "slope", "decay", "priors"}.isdisjoint(plain)
 
 
@@ -156,9 +156,9 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     bonus = bundle.manifest.bonus | {"tail": Bonus(default=1.5)}
     bundle = weighed(replace(bundle, manifest=bundle.manifest.model_copy(update={"bonus": bonus})))
     served = make_retriever(bundle, "flat")
-    (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
+    (result,) = read_results(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
     assert result["bonus"] == {"tail": 1.5}
-    (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
+    (near,) = read_results(served.similar([SimilarQuery(id="item-1")]))
     assert "bonus" not in near
     assert release_json(served)["bonus"]["tail"] == {
         "minimum": -5.0, "default": 1.5, "maximum": 5.0, "filter": {}}  # fmt: skip
@@ -205,7 +205,7 @@ def test_limits_below_zero_hold_both_ends() -> None:
     local = PriorSpec(slopes={"price": Limits(-3, -1, -2)})
     served = make_retriever(replace(bundle, priors=local.read(bundle)), "flat")
     for weight in (-3, -1):
-        (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": weight})]))
+        (result,) = read_results(served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": weight})]))
         assert result["slope"] == {"price": weight}
     with pytest.raises(InvalidRequestError, match=r"expected -3\.0 <= slope\.price <= -1\.0, received -0\.9"):
         served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": -0.9})])
@@ -242,7 +242,7 @@ def test_a_minute_counts_in_ten_years() -> None:
     bundle = replace(bundle, priors=PriorSpec(decay={"at": "1d"}).read(bundle))
     decay = {"column": "at", "half_life": "30d"}
     query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
-    (result,) = results_of(make_retriever(bundle, "flat").retrieve([RetrieveQuery.model_validate(query)]))
+    (result,) = read_results(make_retriever(bundle, "flat").retrieve([RetrieveQuery.model_validate(query)]))
     assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in range(32)]
     days = bundle.priors.values_LP[:, -1].astype(np.float64)
     assert np.abs(days[:32] * 86_400 + 60 * np.arange(32)).max() < 1e-3

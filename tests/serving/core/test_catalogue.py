@@ -10,7 +10,7 @@ from longtail.bundle import BundleInvariantError, Labels
 from longtail.serving.core.catalogue import Catalogue
 
 
-def catalogue_of(labels: Labels) -> Catalogue:
+def make_catalogue(labels: Labels) -> Catalogue:
     return Catalogue(labels, np.zeros((len(labels.ids), 1), np.float32))
 
 
@@ -43,18 +43,18 @@ def labels(count: int = 2, **display: pa.Array) -> Labels:
     ids=str,
 )
 def test_display_columns_become_json(column: pa.Array, expected: list) -> None:
-    catalogue = catalogue_of(labels(shown=column))
+    catalogue = make_catalogue(labels(shown=column))
     answer = orjson.loads(orjson.dumps(catalogue.answered(np.array([0, 1, 0])).json_N))
     assert [label["display"]["shown"] for label in answer] == [*expected, expected[0]]
 
 
 def test_a_column_that_json_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(BundleInvariantError, match=r"column 'odd' .*list<item: duration\[s\]>"):
-        catalogue_of(labels(odd=pa.array([[1], [2]], pa.list_(pa.duration("s")))))
+        make_catalogue(labels(odd=pa.array([[1], [2]], pa.list_(pa.duration("s")))))
 
 
 def test_ids_to_rows_and_how_many_are_unknown() -> None:
-    catalogue = catalogue_of(labels(200_000))
+    catalogue = make_catalogue(labels(200_000))
     rows, unknown = catalogue.rows(["id-199999", "id-3", "id-70000", "id-3", "other", 17])
     assert (rows.tolist(), unknown) == ([3, 70_000, 199_999], 2)
     assert catalogue.rows([])[0].dtype == np.int64

@@ -19,17 +19,17 @@ from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from tests.bundles import make_bundle
-from tests.serving.client import client_of
-from tests.serving.core.shop import meets, shop_bundle, some_filter
+from tests.serving.client import open_client
+from tests.serving.core.shop import draw_filter, meets, shop_bundle
 from tests.serving.http.test_feedback import recorded_events
-from tests.serving.plane import make_retriever, plane_settings, results_of
+from tests.serving.plane import make_retriever, plane_settings, read_results
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 L = 400
 RECENT = Prior(name="recent", minimum=-1, default=0.25, maximum=2, missing=-3, kappa=0.7)
 
 
-def with_priors(bundle: Bundle) -> Bundle:
+def add_priors(bundle: Bundle) -> Bundle:
     values = np.random.default_rng(5).normal(0, 2, (bundle.manifest.labels, 1)).astype(np.float32)
     return replace(bundle, priors=Priors((RECENT,), values))
 
@@ -49,8 +49,8 @@ def changes() -> list[LabelRecord]:
 BUNDLES = {
     "cosine": lambda: shop_bundle(L, cooccurrence=True),
     "dot, bias, μ": lambda: shop_bundle(L, cooccurrence=True, cosine=False, bias=True, popularity=True),
-    "priors": lambda: with_priors(shop_bundle(L, cooccurrence=True, bias=True)),
-    "tree": lambda: with_priors(make_bundle(labels=L, cooccurrence=True, bias=True, proposal=True)),
+    "priors": lambda: add_priors(shop_bundle(L, cooccurrence=True, bias=True)),
+    "tree": lambda: add_priors(make_bundle(labels=L, cooccurrence=True, bias=True, proposal=True)),
 }
 CASES = [
     ("cosine", "flat", [], 1024),
@@ -145,7 +145,7 @@ class Formula:
         return np.array(self.rows)[order], scores[order]
 
 
-def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[RetrieveQuery, list[str], list[str]]:
+def draw_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[RetrieveQuery, list[str], list[str]]:
     """A random query with the history that counts and the labels that it leaves out."""
     user = int(rng.integers(20))
     request: dict[str, Any] = {"features": {"user_id": f"u{user}"}, "k": int(rng.integers(1, 60))}
@@ -172,14 +172,14 @@ def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Ret
     if rng.random() < 0.5:
         request["exclude_history"] = bool(rng.random() < 0.7)
     if rng.random() < 0.3 and name != "tree":
-        request["filter"] = some_filter(rng)
+        request["filter"] = draw_filter(rng)
     if rng.random() < 0.4:
         request["exclude"] = [ids[i] for i in rng.choice(len(ids), rng.integers(1, 300))]
     if rng.random() < 0.2:
         request["allow"] = [ids[i] for i in rng.choice(len(ids), rng.integers(1, 300))]
     if rng.random() < 0.3:
         request["buckets"] = ["torso", "tail"]
-    if bundle.priors.settings and rng.random() < 0.5:
+    if "recent" in bundle.priors.names and rng.random() < 0.5:
         request["priors"] = {"recent": float(rng.uniform(-1, 2))}
     return RetrieveQuery(**request), history, history if request.get("exclude_history") else []
 
@@ -197,8 +197,8 @@ def test_answers_follow_the_formula(
     bundle = BUNDLES[name]()
     retriever = make_retriever(bundle, spec, *records)
     formula, rng = Formula(retriever), np.random.default_rng(7)
-    drawn = [some_query(rng, name, bundle) for _ in range(150)]
-    results = results_of(retriever.retrieve([query for query, _, _ in drawn]))
+    drawn = [draw_query(rng, name, bundle) for _ in range(150)]
+    results = read_results(retriever.retrieve([query for query, _, _ in drawn]))
     moved, bases = 0, Counter[str]()
     for (query, history, left_out), result in zip(drawn, results, strict=True):
         rows, scores = formula.best(query, history, left_out)
@@ -225,7 +225,7 @@ def test_sources_of_a_history_in_their_order() -> None:
     assert len(stored) == 4
 
     def answered(**request: Any) -> tuple[dict[str, float], int]:
-        (result,) = results_of(retriever.retrieve([RetrieveQuery(**{"k": 60, "bias_removal": 0.0, **request})]))
+        (result,) = read_results(retriever.retrieve([RetrieveQuery(**{"k": 60, "bias_removal": 0.0, **request})]))
         return {label["id"]: round(float(label["score"]), 4) for label in result["labels"]}, result["unknown"][
             "history"
         ]
@@ -268,7 +268,7 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     retriever = make_retriever(bundle, "flat")
 
     def scores(**request: Any) -> list[tuple[str, float]]:
-        (result,) = results_of(retriever.retrieve([RetrieveQuery(**request)]))
+        (result,) = read_results(retriever.retrieve([RetrieveQuery(**request)]))
         return [(label["id"], float(label["score"])) for label in result["labels"]]
 
     stored = remembered(bundle, 3)
@@ -285,18 +285,18 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
 def test_queries_with_and_without_history_share_a_batch() -> None:
     retriever = make_retriever(make_bundle(labels=300, cooccurrence=True), "flat")
     queries = [RetrieveQuery(features={}, k=5), RetrieveQuery(features={}, k=200, history=["item-3"])]
-    alone = [results_of(retriever.retrieve([query]))[0]["labels"] for query in queries]
-    assert [result["labels"] for result in results_of(retriever.retrieve(queries))] == alone
+    alone = [read_results(retriever.retrieve([query]))[0]["labels"] for query in queries]
+    assert [result["labels"] for result in read_results(retriever.retrieve(queries))] == alone
 
 
 def test_a_release_without_the_term_excludes_a_history() -> None:
     retriever = make_retriever(make_bundle(labels=60), "flat")
-    (result,) = results_of(
+    (result,) = read_results(
         retriever.retrieve([RetrieveQuery(features={}, history=["item-1"], k=60, exclude_history=True)])
     )
     assert {label["id"] for label in result["labels"]} == {f"item-{row}" for row in range(60) if row != 1}
     assert "cooccurrence" not in result
-    (result,) = results_of(retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.0)]))
+    (result,) = read_results(retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.0)]))
     assert len(result["labels"]) == 10
     assert release_json(retriever)["cooccurrence"] is None
 
@@ -317,7 +317,7 @@ def test_similar_labels_by_cooccurrence() -> None:
     formula = Formula(retriever)
     for id_ in ("item-3", "item-21", "item-6", "new-21"):
         request = SimilarQuery(id=id_, by="cooccurrence", k=20, exclude=["item-7"], filter={"price": {"exists": True}})
-        (result,) = results_of(retriever.similar([request]))
+        (result,) = read_results(retriever.similar([request]))
         c = formula.together([id_])
         expected = {
             label["id"]: weight
@@ -330,7 +330,7 @@ def test_similar_labels_by_cooccurrence() -> None:
         assert (result["bias_removal"], result["popularity"], result["cooccurrence"]) == (0.0, 0.0, 1.0)
         assert bool(scores) == (id_ in ("item-3", "item-21"))
 
-        plain, both = results_of(
+        plain, both = read_results(
             retriever.similar([SimilarQuery(id=id_, k=L), SimilarQuery(id=id_, k=L, cooccurrence=1.5)])
         )
         near = {label["id"]: float(label["score"]) for label in plain["labels"]}
@@ -339,14 +339,14 @@ def test_similar_labels_by_cooccurrence() -> None:
             {id_: score + 1.5 * added[id_] for id_, score in near.items()}, abs=1e-4
         )
         assert plain["cooccurrence"] == 0.0
-    mixed = results_of(
+    mixed = read_results(
         retriever.similar([SimilarQuery(id="item-3", by="cooccurrence", k=3), SimilarQuery(id="item-3", k=3)])
     )
-    assert mixed[1]["labels"][0]["score"] == max(near_of(retriever).values())
+    assert mixed[1]["labels"][0]["score"] == max(score_neighbours(retriever).values())
 
 
-def near_of(retriever: Retriever) -> dict[str, float]:
-    (result,) = results_of(retriever.similar([SimilarQuery(id="item-3", k=L)]))
+def score_neighbours(retriever: Retriever) -> dict[str, float]:
+    (result,) = read_results(retriever.similar([SimilarQuery(id="item-3", k=L)]))
     return {label["id"]: label["score"] for label in result["labels"]}
 
 
@@ -367,7 +367,7 @@ def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> No
         features={"user_id": "u3"}, history=history, k=20, cooccurrence=2.0, explain=True, exclude_history=False,
         bias_removal=0.5, popularity=0.0,
     )  # fmt: skip
-    (result,) = results_of(retriever.retrieve([query]))
+    (result,) = read_results(retriever.retrieve([query]))
     last = [("item-21", 0.8**2), ("item-10", 0.8), ("item-5", 1.0)]  # of the last five, those that W knows
     visited = 0
     for label in result["labels"]:
@@ -392,7 +392,7 @@ def test_over_http(tmp_path: Path) -> None:
     history = ["item-3", "nothing", "item-21", 5]
     dials = {"bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 1.5}
     body = {"features": {"user_id": "u3"}, "history": history, "k": 5, "explain": True, "display": False} | dials
-    with client_of(app) as client:
+    with open_client(app) as client:
         answer = client.post("/v1/retrieve", json={"queries": [body]})
         RetrieveAnswer.model_validate_json(answer.content, strict=True)
         ReleaseAnswer.model_validate_json(client.get("/v1/release").content)

@@ -18,7 +18,7 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets, shop_bundle
-from tests.serving.plane import plane_retriever, results_of
+from tests.serving.plane import plane_retriever, read_results
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -101,7 +101,7 @@ def marginally(
 def ask(retriever: Retriever, **options: Any) -> dict[str, Any]:
     query = RetrieveQuery.model_validate({"features": {"user_id": "u1"}, **options})
     plain = RetrieveQuery.model_validate({"features": {"user_id": "u2"}, "k": 3})
-    return results_of(retriever.retrieve([plain, query]))[1]
+    return read_results(retriever.retrieve([plain, query]))[1]
 
 
 def read_rows(retriever: Retriever, result: dict[str, Any]) -> list[int]:

@@ -21,7 +21,7 @@ from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT
 from tests.serving.core.test_tree_ranking import FEATURES
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 UNIT = {"user_id": "u3", "history": ["item-1", "item-2"]}
 
@@ -62,13 +62,13 @@ def test_a_vector_is_answered_by_the_same_formula(client: httpx.Client) -> None:
     assert zero["labels"][0]["score"] == pytest.approx(np.log(8))
 
 
-def by_vector_and_by_features(
+def retrieve_both_ways(
     retriever: Retriever, queries_BD: np.ndarray, k: int, bias_removal: float
 ) -> list[list[dict[str, Any]]]:
     """The results of queries that give their vectors as `vector`, and of the same that give them as a feature."""
     inputs = [[{"vector": vector}, {"features": {"vector": vector}}] for vector in queries_BD.tolist()]
     return [
-        results_of(retriever.retrieve([RetrieveQuery(k=k, bias_removal=bias_removal, **way) for way in ways]))
+        read_results(retriever.retrieve([RetrieveQuery(k=k, bias_removal=bias_removal, **way) for way in ways]))
         for ways in zip(*inputs, strict=True)
     ]
 
@@ -88,7 +88,7 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
     ).T
     for bias_removal in (0, 0.5, 1):
         expected_BL = cosines_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
-        for results in by_vector_and_by_features(retriever, queries_BD, 60, bias_removal):
+        for results in retrieve_both_ways(retriever, queries_BD, 60, bias_removal):
             for result, expected_L in zip(results, expected_BL, strict=True):
                 scores = read_scores(result)
                 np.testing.assert_allclose([scores[f"i{row}"] for row in range(60)], expected_L, atol=3e-6)
@@ -108,7 +108,7 @@ def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
     exact_BL = -np.square(queries_BD[:, None].astype(np.float64) - vectors_LD).sum(axis=2) / 2
     for bias_removal in (0, 1):
         exact_BL = exact_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
-        for results in by_vector_and_by_features(retriever, queries_BD, 500, bias_removal):
+        for results in retrieve_both_ways(retriever, queries_BD, 500, bias_removal):
             for result, exact_L in zip(results, exact_BL, strict=True):
                 scores = read_scores(result)
                 served_L = np.array([scores[f"i{row}"] for row in range(500)])
@@ -119,7 +119,7 @@ def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
     np.testing.assert_array_equal(
         vectors(retriever, queries=[{"features": {"vector": queries_BD[0].tolist()}}])[0], queries_BD[0]
     )
-    (similar,) = results_of(retriever.similar([SimilarQuery(id="i7", k=20)]))
+    (similar,) = read_results(retriever.similar([SimilarQuery(id="i7", k=20)]))
     nearest = np.argsort(np.square(vectors_LD.astype(np.float64) - vectors_LD[7]).sum(axis=1))
     assert [label["id"] for label in similar["labels"]] == [f"i{row}" for row in nearest[1:21]]
 
@@ -130,8 +130,8 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     vectors_BD = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
-        by_features = results_of(retriever.retrieve([RetrieveQuery(features=item, **options) for item in FEATURES]))
-        by_vector = results_of(
+        by_features = read_results(retriever.retrieve([RetrieveQuery(features=item, **options) for item in FEATURES]))
+        by_vector = read_results(
             retriever.retrieve([RetrieveQuery(vector=item.tolist(), **options) for item in vectors_BD])
         )
         if explore:
@@ -155,7 +155,7 @@ def test_labels_have_the_vectors_they_are_answered_by() -> None:
     embedded = vectors(adding, labels=["new", "item-7", "item-3"])
     np.testing.assert_array_equal(embedded, [*adding.overlay.added.embeddings[[1, 0]], bundle.embeddings[3]])
     query = RetrieveQuery(features=UNIT, k=61, bias_removal=0)
-    (result,) = results_of(adding.retrieve([query]))
+    (result,) = read_results(adding.retrieve([query]))
     scores = read_scores(result)
     u = vectors(adding, queries=[{"features": UNIT}])[0]
     assert [scores[id_] for id_ in ("new", "item-7", "item-3")] == pytest.approx(list(embedded @ u / 0.1), abs=1e-5)
@@ -179,10 +179,10 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
         RetrieveQuery(vector=u, k=9, **zero),
         RetrieveQuery(features=UNIT, k=9, **zero),
     ]
-    dialled, by_vector, by_features = results_of(retriever.retrieve(queries))
+    dialled, by_vector, by_features = read_results(retriever.retrieve(queries))
     assert by_vector == by_features
     for result, query in ((by_vector, queries[1]), (dialled, queries[0])):
-        (alone,) = results_of(retriever.retrieve([query]))
+        (alone,) = read_results(retriever.retrieve([query]))
         assert read_scores(result) == pytest.approx(read_scores(alone), abs=1e-5)
 
 

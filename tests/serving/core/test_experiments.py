@@ -34,23 +34,25 @@ def shares(*values: float) -> dict[str, str]:
     return {name: f"share = {value}" for name, value in zip("abcdefgh", values, strict=False)}
 
 
-def arms_of(experiment: Experiment) -> list[str]:
+def assign_units(experiment: Experiment) -> list[str]:
     query = RetrieveQuery(features={})
     return [experiment.assign(query, "q", unit=unit, arm=None, pinned=False)[1].arm for unit in UNITS]
 
 
 def moved(before: Experiment, after: Experiment) -> float:
-    return sum(first != other for first, other in zip(arms_of(before), arms_of(after), strict=True)) / len(UNITS)
+    return sum(first != other for first, other in zip(assign_units(before), assign_units(after), strict=True)) / len(
+        UNITS
+    )
 
 
 def test_units_are_divided_by_the_shares_and_always_the_same() -> None:
     experiment = running(shares(0.5, 0.3, 0.2, 0))
-    arm_counts = Counter(arms_of(experiment))
+    arm_counts = Counter(assign_units(experiment))
     assert [arm_counts[name] / len(UNITS) for name in "abcd"] == pytest.approx([0.5, 0.3, 0.2, 0], abs=0.025)
     # Of 2026-11-22, in whatever process, worker or version: a unit's arm never changes by itself.
-    assert "".join(str(arm) for arm in arms_of(experiment)[:24]) == "aaaacbbbaaacbaababcaabac"
+    assert "".join(str(arm) for arm in assign_units(experiment)[:24]) == "aaaacbbbaaacbaababcaabac"
     again = running({name: f"share = {share}" for name, share in zip("dcba", (0, 0.2, 0.3, 0.5), strict=True)})
-    assert arms_of(again) == arms_of(experiment), "the order of the file does not matter"
+    assert assign_units(again) == assign_units(experiment), "the order of the file does not matter"
     assert again.run == experiment.run
 
 
@@ -60,7 +62,7 @@ def test_no_more_units_move_than_must() -> None:
     three = running(shares(0.4, 0.4, 0.2))
     # Of an arm that is added, or taken out, only its own units move.
     assert moved(half, three) == pytest.approx(0.2, abs=0.015)
-    assert {pair for pair in zip(arms_of(half), arms_of(three), strict=True) if pair[0] != pair[1]} == {
+    assert {pair for pair in zip(assign_units(half), assign_units(three), strict=True) if pair[0] != pair[1]} == {
         ("a", "c"),
         ("b", "c"),
     }

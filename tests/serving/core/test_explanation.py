@@ -15,14 +15,14 @@ from longtail.serving.core.explanation import intervals
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.ranking import Batch
 from tests.bundles import make_bundle
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 FEATURES = {"user_id": "u3", "history": ["item-1"]}
 STEP = 1e-3
 
 
 def answer(bundle: Bundle, **options: Any) -> dict[str, Any]:
-    (result,) = results_of(make_retriever(bundle).retrieve([RetrieveQuery(features=FEATURES, **options)]))
+    (result,) = read_results(make_retriever(bundle).retrieve([RetrieveQuery(features=FEATURES, **options)]))
     return result
 
 
@@ -39,7 +39,7 @@ def scanned(bundle: Bundle, positions: np.ndarray, **options: Any) -> list[set[s
     """The ids that are answered at each λ."""
     retriever = make_retriever(bundle)
     queries = [RetrieveQuery(features=FEATURES, **options | {"bias_removal": float(i)}) for i in positions]
-    return [{label["id"] for label in result["labels"]} for result in results_of(retriever.retrieve(queries))]
+    return [{label["id"] for label in result["labels"]} for result in read_results(retriever.retrieve(queries))]
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -90,7 +90,7 @@ def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], options: dict[str,
 def test_parts_of_an_answer_by_popularity() -> None:
     bundle = make_bundle(labels=90, cosine=False, bias=True, popularity=True, cooccurrence=True)
     query = RetrieveQuery(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
-    (result,) = results_of(make_retriever(bundle).retrieve([query]))
+    (result,) = read_results(make_retriever(bundle).retrieve([query]))
     assert (result["basis"], result["bias_removal"], result["popularity"], result["cooccurrence"]) == (
         "cooccurrence", 0, 1, 2
     )  # fmt: skip

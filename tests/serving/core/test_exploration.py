@@ -15,7 +15,7 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
 from tests.rounding import within_rounding
-from tests.serving.plane import plane_retriever, results_of
+from tests.serving.plane import plane_retriever, read_results
 
 HEAD, TAIL = 0, 2
 DRAWS = 6000
@@ -117,7 +117,7 @@ def test_through_the_retriever() -> None:
 
     def answer(seed: int = 0, **options: object) -> dict[str, object]:
         query = RetrieveQuery.model_validate({"features": {"user": "east"}, "bias_removal": 0.0, **options})
-        return results_of(retriever.retrieve([query], Draws(Lottery(seed=seed))))[0]
+        return read_results(retriever.retrieve([query], Draws(Lottery(seed=seed))))[0]
 
     def ids(result: dict[str, object]) -> list[str]:
         labels = result["labels"]
@@ -157,8 +157,8 @@ def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, 
         RetrieveQuery(features={"user_id": f"u{user}"}, k=10, explore={} if user == 1 else {"tail": 4})
         for user in range(3)
     ]
-    together = results_of(retriever.retrieve(queries, Draws(Lottery(seed=3), ["a", "b", "c"])))
-    alone = results_of(retriever.retrieve(queries[2:], Draws(Lottery(seed=3), ["c"])))
+    together = read_results(retriever.retrieve(queries, Draws(Lottery(seed=3), ["a", "b", "c"])))
+    alone = read_results(retriever.retrieve(queries[2:], Draws(Lottery(seed=3), ["c"])))
     assert together[2] == within_rounding(alone[0])
     assert "exploration" not in together[1]
     for result in (together[0], together[2]):

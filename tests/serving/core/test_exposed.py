@@ -25,7 +25,7 @@ from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 L, DAY = 60, 86_400.0
 
@@ -117,7 +117,7 @@ def test_requests_weigh_exposure_as_numpy_does(
     query = {"features": {"user_id": "u1"}, "k": L + 1, "bias_removal": 0, "popularity": 0}
     plain, weighed = (
         {label["id"]: label["score"] for label in result["labels"]}
-        for result in results_of(
+        for result in read_results(
             served.retrieve(
                 [RetrieveQuery.model_validate(query | more) for more in ({}, {"priors": {"exposed": -0.5}})]
             )

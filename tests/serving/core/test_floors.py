@@ -17,7 +17,7 @@ from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets
 from tests.serving.core.test_cooccurrence import BUNDLES, changes
-from tests.serving.plane import make_retriever, plane_retriever, results_of
+from tests.serving.plane import make_retriever, plane_retriever, read_results
 
 Floors = list[dict[str, Any]]
 
@@ -37,7 +37,7 @@ def retriever() -> Retriever:
 
 def answer(retriever: Retriever, draws: Draws | None = None, **options: Any) -> dict[str, Any]:
     query = RetrieveQuery.model_validate({"features": {"user_id": "u1"}, "history": ["item-7", "item-41"], **options})
-    return results_of(retriever.retrieve([query], draws))[0]
+    return read_results(retriever.retrieve([query], draws))[0]
 
 
 @cache
@@ -50,7 +50,7 @@ def holds(label: dict[str, Any], floor: dict[str, Any]) -> bool:
     return label["bucket"] == floor.get("bucket", label["bucket"]) and meets(label["display"], floor.get("filter", {}))
 
 
-def some_floors(rng: np.random.Generator, most: int) -> Floors:
+def draw_floors(rng: np.random.Generator, most: int) -> Floors:
     """Up to four floors of together at most so many labels, which may meet several."""
     floors = []
     for _ in range(int(rng.integers(1, 5))):
@@ -67,7 +67,7 @@ def some_floors(rng: np.random.Generator, most: int) -> Floors:
     return floors
 
 
-def by_rule(labels: list[dict[str, Any]], floors: Floors, k: int) -> list[dict[str, Any]]:
+def list_by_rule(labels: list[dict[str, Any]], floors: Floors, k: int) -> list[dict[str, Any]]:
     """The list of k, from all eligible labels, best first."""
 
     def counts(some: list[dict[str, Any]]) -> list[int]:
@@ -115,12 +115,12 @@ def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
     user, k = int(rng.integers(5)), int(rng.integers(1, 6))
     all_labels = everything(retriever)[user]
     labels = [all_labels[i] for i in sorted(rng.choice(120, 14, replace=False))]
-    floors = some_floors(rng, k) or [{"bucket": "tail", "n": 1}]
+    floors = draw_floors(rng, k) or [{"bucket": "tail", "n": 1}]
     result = answer(
         retriever, features={"user_id": f"u{user}"}, k=k, at_least=floors, allow=[label["id"] for label in labels]
     )
     holds_FC = checked(result, labels, floors, k)
-    assert [label["id"] for label in result["labels"]] == [label["id"] for label in by_rule(labels, floors, k)]
+    assert [label["id"] for label in result["labels"]] == [label["id"] for label in list_by_rule(labels, floors, k)]
     lists = np.array(list(combinations(range(14), k)))
     needs = np.minimum([floor["n"] for floor in floors], holds_FC.sum(axis=1))
     lists = lists[(holds_FC[:, lists].sum(axis=2) >= needs[:, None]).all(axis=0)]
@@ -140,14 +140,16 @@ def test_other_scores(retriever: Retriever) -> None:
             options = {"features": {"user_id": "u2"}, "bias_removal": at}
             labels = answer(tree, k=400, **options)["labels"]
             result = answer(tree, k=k, at_least=floors, **options)
-            assert [label["id"] for label in result["labels"]] == [label["id"] for label in by_rule(labels, floors, k)]
+            assert [label["id"] for label in result["labels"]] == [
+                label["id"] for label in list_by_rule(labels, floors, k)
+            ]
         for by in ("embedding", "cooccurrence"):
             similar = {"id": "item-3", "by": by}
             results = [
-                results_of(retriever.similar([SimilarQuery.model_validate({**similar, **options})]))[0]
+                read_results(retriever.similar([SimilarQuery.model_validate({**similar, **options})]))[0]
                 for options in ({"k": 440}, {"k": k, "at_least": floors})
             ]
-            expected = by_rule(results[0]["labels"], floors, k)
+            expected = list_by_rule(results[0]["labels"], floors, k)
             assert [label["id"] for label in results[1]["labels"]] == [label["id"] for label in expected]
 
 
@@ -156,7 +158,7 @@ def test_other_scores(retriever: Retriever) -> None:
 )
 def test_floors_with_few_labels_of_a_brand(retriever: Retriever, seed: int) -> None:
     rng = np.random.default_rng(2000 + seed)
-    k, most, floors = int(rng.integers(3, 9)), int(rng.integers(1, 3)), some_floors(rng, 3)
+    k, most, floors = int(rng.integers(3, 9)), int(rng.integers(1, 3)), draw_floors(rng, 3)
     labels = everything(retriever)[1]
     counts: Counter[Any] = Counter()
 
@@ -210,7 +212,7 @@ def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever
         "features": {"user_id": "u1"}, "history": ["item-7", "item-41"], "k": 8, "at_least": floors,
         "explore": {"tail": 1, "torso": 1}, "display": False,
     })  # fmt: skip
-    for result in results_of(retriever.retrieve([query] * draws, Draws(Lottery(candidates=8, seed=5)))):
+    for result in read_results(retriever.retrieve([query] * draws, Draws(Lottery(candidates=8, seed=5)))):
         displayed.update(label["id"] for label in result["labels"])
         stated |= {label["id"]: label["propensity"] for label in result["labels"]}
     # The six places that chance does not touch hold the list of six with these floors.

@@ -13,7 +13,7 @@ from longtail.index import build, open_releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 HISTORY = ["item-1", "item-2", "no such item"]
 
@@ -23,7 +23,7 @@ def ids(default: bool, **options: Any) -> list[str]:
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
     retriever = make_retriever(bundle)
     query = RetrieveQuery(**{"features": {"user_id": "u3", "history": HISTORY}, "k": 60, **options})
-    (result,) = results_of(retriever.retrieve([query]))
+    (result,) = read_results(retriever.retrieve([query]))
     # What the tower reads of a history is counted, whether or not the answer leaves the history out.
     unknown = int((options.get("features", {"history": HISTORY}) or {}).get("history") == HISTORY)
     assert result["unknown"] == {"query": 0, "history": unknown, "exclude": 0, "allow": 0}

@@ -26,8 +26,8 @@ from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.clock import Clock
-from tests.serving.core.shop import DATED, LABELS, dated, meets, shop_bundle, some_filter
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.core.shop import DATED, LABELS, dated, draw_filter, meets, shop_bundle
+from tests.serving.plane import make_retriever, read_results
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -88,7 +88,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
     rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
     visible = ~np.isin(np.arange(overlay.labels), overlay.masked)
     visible[overlay.base :] = overlay.rows.in_use_M
-    filters = [some_filter(rng) for _ in range(4)]
+    filters = [draw_filter(rng) for _ in range(4)]
     answered_at_once, compared = set[int](), 0
     for step in range(80):
         # Mostly second by second, as caches of one second serve the next one; sometimes far, or back.
@@ -113,7 +113,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
             retriever.encoder.embed(retriever.encoder.read([query.features or {}])), 0.5
         )
         scores_L = np.where(passes, queries_BE[0] @ rows_LE.T / 0.1, -np.inf)
-        (result,) = results_of(retriever.retrieve([query]))
+        (result,) = read_results(retriever.retrieve([query]))
         scores = [label["score"] for label in result["labels"]]
         rows = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
         assert passes[rows].all()
@@ -130,7 +130,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
         ]  # fmt: skip
         query = RetrieveQuery.model_validate({"features": {}, "k": 9, **others[step % 4], "explain": step % 8 == 0})
         similar = SimilarQuery.model_validate({"id": "item-3", "k": 9, "by": ["embedding", "cooccurrence"][step % 2]})
-        for other in (*results_of(retriever.retrieve([query])), *results_of(retriever.similar([similar]))):
+        for other in (*read_results(retriever.retrieve([query])), *read_results(retriever.similar([similar]))):
             assert lives[[retriever.catalogue.row(label["id"]) for label in other["labels"]]].all()
     assert compared > 300
     assert len(answered_at_once) > 20
@@ -147,7 +147,7 @@ def test_a_label_comes_and_ends_at_its_second(releases: Releases, clock: Clock) 
     begin, until = retriever.bundle.labels.lifetimes[row].tolist()
 
     def is_answered() -> bool:
-        (result,) = results_of(retriever.retrieve([RetrieveQuery(features={}, k=3, allow=[id_, "item-0"])]))
+        (result,) = read_results(retriever.retrieve([RetrieveQuery(features={}, k=3, allow=[id_, "item-0"])]))
         in_answer = id_ in [label["id"] for label in result["labels"]]
         (listed,) = (
             label for label in list_labels(retriever, LabelListing(limit=LABELS))["labels"] if label["id"] == id_
@@ -237,7 +237,7 @@ def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
     for seconds in (-200, -20, -19, 30, 200):
         clock.now = DATED.timestamp() + seconds
         query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
-        (result,) = results_of(retriever.retrieve([query]))
+        (result,) = read_results(retriever.retrieve([query]))
         ids = {label["id"] for label in result["labels"]}
         assert ids == {f"item-{row}" for row in range(90) if alive(displayed[row], clock.now)}
 

@@ -15,7 +15,7 @@ from longtail.bundle.label_changes import replay
 from longtail.serving import Retriever
 from longtail.serving.core.listing import LabelListing, list_labels
 from tests.bundles import make_bundle
-from tests.serving.core.test_overlay import some_records
+from tests.serving.core.test_overlay import draw_records
 from tests.serving.plane import make_retriever
 
 L = 60
@@ -45,7 +45,7 @@ def list_states(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 def test_every_label_comes_once_in_its_state(limit: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True)
-    records = some_records(np.random.default_rng(limit), 150)
+    records = draw_records(np.random.default_rng(limit), 150)
     changed, states = make_retriever(bundle, "exact", *records), list_states(bundle, records)
     assert set(states.values()) == {"visible", "hidden", "added"}
     assert listed(changed, limit=limit) == list(states.items())
@@ -85,7 +85,7 @@ def test_lasting_labels_are_listed_once_despite_changes_between_pages() -> None:
             cursor = page["next_cursor"]
             if cursor is None:
                 break
-            records += some_records(rng, 4)
+            records += draw_records(rng, 4)
             throughout -= {*replay(records).hidden}
         assert history == sorted(set(history))
         assert throughout <= set(history)

@@ -22,8 +22,8 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from tests.bundles import make_bundle
 from tests.milvus import COLLECTIONS, RunningMilvus, milvus as milvus
-from tests.serving.core.shop import DATED, dated, shop_bundle, some_filter
-from tests.serving.plane import results_of
+from tests.serving.core.shop import DATED, dated, draw_filter, shop_bundle
+from tests.serving.plane import read_results
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
 LABELS = 3_000
@@ -62,7 +62,7 @@ def filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
     passed, history = [], set[int]()
     for _ in range(100):
-        filter_ = some_filter(rng)
+        filter_ = draw_filter(rng)
         selection, _ = attributes.select(filter_, "filter")
         if id(selection) in history:
             continue
@@ -126,10 +126,10 @@ def test_answers_equal_those_of_faiss(name: str, releases: Releases, monkeypatch
         monkeypatch.setattr(lifetimes, "now", lambda: DATED.timestamp() + seconds)  # noqa: B023
         assert 0.2 < exact.availability["labels"] / LABELS < 0.8
         queries = [_query(rng) for _ in range(60)]
-        agreed = _agreement(results_of(exact.retrieve(queries)), results_of(milvus.retrieve(queries)))
+        agreed = _agreement(read_results(exact.retrieve(queries)), read_results(milvus.retrieve(queries)))
         assert agreed == 1 if name == "milvus_flat" else agreed > 0.97
     near = SimilarQuery(id="item-7", k=20, filter={"open": True})
-    assert _agreement(results_of(exact.similar([near])), results_of(milvus.similar([near]))) > 0.94
+    assert _agreement(read_results(exact.similar([near])), read_results(milvus.similar([near]))) > 0.94
 
 
 def test_answers_match_the_rows_of_milvus(releases: Releases) -> None:
@@ -166,7 +166,7 @@ def _query(rng: np.random.Generator) -> RetrieveQuery:
     request: dict[str, Any] = {"features": {"user_id": f"u{rng.integers(20)}"}, "k": int(rng.integers(1, 150))}
     request["bias_removal"] = float(rng.choice([-1, 0, 0.5, 1, 2]))
     if rng.random() < 0.5:
-        request["filter"] = some_filter(rng)
+        request["filter"] = draw_filter(rng)
     if rng.random() < 0.3:
         request["exclude"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 400))]
     if rng.random() < 0.2:

@@ -17,7 +17,7 @@ from longtail.serving.core.feedback import Event
 from longtail.serving.core.mirror import Mirror, StagedCounts
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.http.schemas.operations import StagedAnswer
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_bundle, plane_retriever, plane_settings
 from tests.serving.process import until
 
@@ -123,7 +123,7 @@ def test_mirror_counts_survive_restarts_and_reset_with_releases(tmp_path: Path) 
 
 def test_a_staged_release_answers_those_who_name_it_and_knows_hidden_labels(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, mirror_share=1.0), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         assert client.get("/v1/release/staged").json()["error"]["type"] == "unknown_release"
         app.state.service.stage(other_plane())
         assert client.delete("/v1/labels/4").status_code == 200

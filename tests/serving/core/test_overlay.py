@@ -44,7 +44,7 @@ def restore(id_: str) -> Restore:
     return Restore(id=id_, at=AT)
 
 
-def some_records(rng: np.random.Generator, count: int) -> list[LabelRecord]:
+def draw_records(rng: np.random.Generator, count: int) -> list[LabelRecord]:
     """Changes of 60 known and 25 new labels."""
     records: list[LabelRecord] = []
     for _ in range(count):
@@ -56,7 +56,7 @@ def some_records(rng: np.random.Generator, count: int) -> list[LabelRecord]:
     return records
 
 
-def by_formula(
+def score_by_formula(
     bundle: Bundle, records: list[LabelRecord], u: np.ndarray, λ: float, μ: float
 ) -> dict[str, tuple[float, int]]:
     """s·T and bucket of every label that should be answered, in float64, with a label tower of its own."""
@@ -86,7 +86,7 @@ def by_formula(
     return scored
 
 
-def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
+def draw_filter(rng: np.random.Generator, labels: int) -> Filter | None:
     def some(share: float) -> np.ndarray:
         return np.flatnonzero(rng.random(labels) < share)
 
@@ -110,21 +110,21 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
 def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) -> None:
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
-    records = some_records(rng, 60)
+    records = draw_records(rng, 60)
     overlay = make_overlay(bundle, *records[:50]).with_changes(records[50:])
     assert 10 < overlay.rows.count < len(overlay.rows)
     assert len(overlay.hidden) > 3
     ids = bundle.labels.ids.to_pylist() + overlay.added.ids.tolist()
     in_use = rows_in_use(overlay)
     dials, priors = rng.choice([0.0, 0.5, 1.0, -1.0], (2, 40)).astype(np.float32)
-    filters = [some_filter(rng, overlay.labels) for _ in dials]
+    filters = [draw_filter(rng, overlay.labels) for _ in dials]
     queries = bundle.calibration_queries[:40]
     for k in (1, 7, overlay.labels):
         scores, rows = overlay.searcher.search(bundle.augmentation.queries(queries, dials, priors), k, filters)
         assert (scores.dtype, rows.dtype, rows.shape) == (np.float32, np.int64, (40, k))
         request = zip(queries.astype(np.float64), dials, priors, filters, strict=True)
         for query, (u, λ, μ, filter_) in enumerate(request):
-            scored = by_formula(bundle, records, u, float(λ), float(μ))
+            scored = score_by_formula(bundle, records, u, float(λ), float(μ))
             eligible = {
                 row: scored[ids[row]][0]
                 for row in range(overlay.labels)
@@ -202,7 +202,7 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
     overlays = [make_overlay(bundle)]
     before = [describe_overlay(overlays[0])]
     for _ in range(40):
-        overlays.append(overlays[rng.integers(len(overlays))].with_changes(some_records(rng, 4)))
+        overlays.append(overlays[rng.integers(len(overlays))].with_changes(draw_records(rng, 4)))
         before.append(describe_overlay(overlays[-1]))
     assert [describe_overlay(overlay) for overlay in overlays] == before
     lengths = [len(overlay.rows) - overlay.rows.count for overlay in overlays]
@@ -231,7 +231,7 @@ def test_ids_keep_every_byte() -> None:
 def test_incremental_changes_equal_one_build(seed: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
-    records = some_records(rng, 80)
+    records = draw_records(rng, 80)
     stepwise = make_overlay(bundle)
     for start in range(0, 80, 4):
         stepwise = stepwise.with_changes(records[start : start + 4])
@@ -410,7 +410,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
         "history__weight": np.ones((30, 4), np.float32),
     }
     dials, priors = (rng.choice(values, 30).astype(np.float32) for values in ([0.0, 0.5, 1.0, 2.0], [-1.0, 0.0, 1.5]))
-    filters = [some_filter(rng, L) for _ in dials]
+    filters = [draw_filter(rng, L) for _ in dials]
     hidden_too = []
     for filter_ in filters:
         request = Filter() if filter_ is None else filter_
@@ -426,14 +426,14 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
     assert (actual[1].max(axis=1) > 0).any()
 
 
-def with_years() -> Bundle:
+def add_years() -> Bundle:
     bundle = make_bundle(label_tower=True)
     years = pa.array([2000] * bundle.manifest.labels)
     return replace(bundle, labels=replace(bundle.labels, display=bundle.labels.display.append_column("year", years)))
 
 
 def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set() -> None:
-    bundle = with_years()
+    bundle = add_years()
     new = upsert("new", display={"title": "New", "year": 1999}, **label_features(3)).model_copy(
         update={"priors": {"margin": 2.0}}
     )
@@ -455,7 +455,7 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
 
 
 def test_unknown_columns_of_a_patch_are_dropped() -> None:
-    bundle = with_years()
+    bundle = add_years()
     old = upsert("new", display={"title": "New", "year": "soon", "colour": "red"}, **label_features(3))
     overlay = replace(make_overlay(bundle), changes=replay([old]))
     assert overlay.complete(upsert("new", **label_features(4))).display == {"title": "New"}

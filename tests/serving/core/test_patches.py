@@ -19,7 +19,7 @@ from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, Unkn
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT, hide, restore, upsert
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 LATER = AT + timedelta(days=1)
 
@@ -34,7 +34,7 @@ def serve_after(*records: LabelRecord, bundle: Bundle | None = None) -> Retrieve
 
 def answered(retriever: Retriever, **request: Any) -> dict[str, dict[str, Any]]:
     query = RetrieveQuery(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | request)
-    (result,) = results_of(retriever.retrieve([query]))
+    (result,) = read_results(retriever.retrieve([query]))
     return {label["id"]: label for label in result["labels"]}
 
 

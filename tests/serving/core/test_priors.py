@@ -18,7 +18,7 @@ from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.http.test_feedback import recorded_events
 from tests.serving.plane import (
     ExactSearcher,
@@ -42,7 +42,7 @@ def plane_with_priors(name: str = "plane-1") -> Retriever:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[httpx.Client]:
-    with client_of(create_app(plane_settings(tmp_path), retriever=plane_with_priors())) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=plane_with_priors())) as client:
         yield client
 
 
@@ -68,7 +68,7 @@ def test_scores_are_the_served_formula(client: httpx.Client, query_options: dict
 
 def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, answer_share=1), retriever=plane_with_priors())
-    with client_of(app) as client:
+    with open_client(app) as client:
         query = {"features": {"user": "east"}, "priors": {"recent": 0.25}}
         (result,) = client.post("/v1/retrieve", json={"queries": [query]}).json()["results"]
         event = {"answer_id": result["answer_id"], "labels": ["a"]}
@@ -115,7 +115,7 @@ def test_a_release_without_priors_refuses_them(tmp_path: Path) -> None:
     )
     with pytest.raises(UnservableReleaseError, match="prior 'recent': expected as in the published release, found no"):
         after.check_compatible(before)
-    with client_of(create_app(plane_settings(tmp_path), retriever=after)) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=after)) as client:
         answer = client.post("/v1/retrieve", json={"queries": [{"features": {}, "priors": {"recent": 1}}]})
     assert answer.status_code == 422
     assert answer.json()["error"]["message"] == (
@@ -123,13 +123,13 @@ def test_a_release_without_priors_refuses_them(tmp_path: Path) -> None:
     )
 
 
-def with_priors(bundle: Bundle) -> Bundle:
+def add_priors(bundle: Bundle) -> Bundle:
     values = np.random.default_rng(5).normal(0, 2, (bundle.manifest.labels, 2)).astype(np.float32)
     return replace(bundle, priors=Priors((RECENT, MARGIN), values))
 
 
 def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
-    bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
+    bundle = add_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
     assert bundle.priors is not None
     priors_P = bundle.priors.values_LP[7]
     labels = [
@@ -141,7 +141,7 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": query_options}
     numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(priors_P[0]), -1.5)}
     app = create_app(plane_settings(tmp_path), retriever=make_retriever(bundle, "flat"))
-    with client_of(app) as client:
+    with open_client(app) as client:
 
         def scores() -> dict[str, float]:
             (result,) = client.post("/v1/retrieve", json={"queries": [query]}).json()["results"]
@@ -182,9 +182,9 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: str, message: str) -> None:
-    bundle = with_priors(make_bundle(labels=60, label_tower=True))
+    bundle = add_priors(make_bundle(labels=60, label_tower=True))
     good = {"id": "good", "features": label_features(1), "priors": {"recent": -1e30}}
-    with client_of(create_app(plane_settings(tmp_path), retriever=make_retriever(bundle, "flat"))) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=make_retriever(bundle, "flat"))) as client:
         body = {"labels": [good, {"id": "bad", "features": label_features(1), **label}]}
         answer = client.post("/v1/labels", json=body)
         assert answer.status_code == 422
@@ -201,7 +201,7 @@ def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> 
     without = make_retriever(bundle, "flat").with_changes([upsert])
     assert without.overlay.added.priors.shape == (1, 0)
     assert rows_in_use(without.overlay) == {"fresh": 60}
-    stored = make_retriever(with_priors(bundle), "flat").with_changes([upsert])
+    stored = make_retriever(add_priors(bundle), "flat").with_changes([upsert])
     assert stored.overlay.added.priors is not None
     assert stored.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
     assert stored.overlay.skipped == {}

@@ -16,7 +16,7 @@ from longtail.serving.core.ranking import Batch
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
-from tests.serving.plane import ExactSearcher, make_retriever, results_of
+from tests.serving.plane import ExactSearcher, make_retriever, read_results
 
 LABELS = 90
 FEATURES: list[dict[str, Any]] = [
@@ -111,7 +111,7 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
         RetrieveQuery(features=features, k=k, bias_removal=bias_removal, popularity=popularity, **selection)
         for features, selection, bias_removal, popularity, k in query
     ]
-    results = results_of(retriever.retrieve(queries))
+    results = read_results(retriever.retrieve(queries))
     of_query = {id(features): parts(bundle, features) for features in FEATURES}
     prior_L = log_pi(bundle)
     for (features, selection, bias_removal, popularity, k), result in zip(query, results, strict=True):
@@ -129,7 +129,7 @@ def test_below_zero_is_refused_and_says_why() -> None:
             retriever.retrieve([RetrieveQuery(features=FEATURES[0]), RetrieveQuery(features=FEATURES[0], **dials)])
     # A label has no tree to be looked up in: its neighbours are ranked by log π, which the index holds.
     by_noise, by_prior = (
-        results_of(retriever.similar([SimilarQuery(id="item-1", k=20, **{dial: -0.5})]))
+        read_results(retriever.similar([SimilarQuery(id="item-1", k=20, **{dial: -0.5})]))
         for dial in ("bias_removal", "popularity")
     )
     assert by_noise[0]["labels"] == by_prior[0]["labels"]
@@ -142,27 +142,27 @@ def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
         make_retriever(replace(bundle, proposal=None), Blind(bundle)),
     )
     zero, first = (RetrieveQuery(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
-    assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, first, zero]))] == [0, 5, 0]
+    assert [len(result["labels"]) for result in read_results(with_tree.retrieve([zero, first, zero]))] == [0, 5, 0]
     exact, alone = (make_retriever(model) for model in (bundle, replace(bundle, proposal=None)))
-    assert results_of(exact.retrieve([zero])) == results_of(alone.retrieve([zero]))
-    mixed = results_of(exact.retrieve([first, zero]))
-    assert mixed[1] == results_of(alone.retrieve([zero]))[0]
-    assert mixed[0] != results_of(alone.retrieve([first]))[0]
-    assert results_of(without.retrieve([first]))[0]["labels"] == []
+    assert read_results(exact.retrieve([zero])) == read_results(alone.retrieve([zero]))
+    mixed = read_results(exact.retrieve([first, zero]))
+    assert mixed[1] == read_results(alone.retrieve([zero]))[0]
+    assert mixed[0] != read_results(alone.retrieve([first]))[0]
+    assert read_results(without.retrieve([first]))[0]["labels"] == []
 
 
 def test_similar_labels_keep_the_label_frequencies() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     exact, alone = (make_retriever(model) for model in (bundle, replace(bundle, proposal=None)))
     request = SimilarQuery(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
-    assert results_of(exact.similar([request])) == results_of(alone.similar([request]))
+    assert read_results(exact.similar([request])) == read_results(alone.similar([request]))
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3])
 def test_the_smallest_catalogues(labels: int) -> None:
     bundle = make_bundle(labels=labels, proposal=True)
     retriever = make_retriever(bundle)
-    (result,) = results_of(retriever.retrieve([RetrieveQuery(features=FEATURES[0], k=labels, bias_removal=1.0)]))
+    (result,) = read_results(retriever.retrieve([RetrieveQuery(features=FEATURES[0], k=labels, bias_removal=1.0)]))
     check(result, sum(parts(bundle, FEATURES[0])), np.ones(labels, bool), labels)
 
 

@@ -9,14 +9,14 @@ import pytest
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.monitoring import IdCounts
 from tests.bundles import make_bundle
-from tests.serving.plane import make_retriever, results_of
+from tests.serving.plane import make_retriever, read_results
 
 
 def unknown(*queries: dict[str, Any], **request: Any) -> tuple[list[tuple[int, int]], dict[str, IdCounts]]:
     """Unknown ids of the features and of the history of each query, and all of them added up."""
     bundle = make_bundle(labels=60, **request)
     retrieval = make_retriever(bundle).retrieve([RetrieveQuery(**query) for query in queries])
-    counts = [result["unknown"] for result in results_of(retrieval)]
+    counts = [result["unknown"] for result in read_results(retrieval)]
     return [(item["query"], item["history"]) for item in counts], dict(retrieval.ids)
 
 

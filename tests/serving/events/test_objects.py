@@ -22,7 +22,7 @@ def keep(folder: Path, *keys: str) -> None:
     write_events(folder, *(event_json(kind="organic", time=1e9, labels=["x"], idempotency_key=key) for key in keys))
 
 
-def keys_in(folder: Path) -> list[str]:
+def read_keys(folder: Path) -> list[str]:
     with open_events(folder) as connection:
         return sorted(key for (key,) in connection.execute("SELECT idempotency_key FROM events").fetchall())
 
@@ -34,13 +34,13 @@ def test_store_collects_events_of_two_folders(s3: S3Server, tmp_path: Path) -> N
     keep(other, "c")
     (other / "unfinished.jsonl").write_bytes(event_json(kind="organic", time=1e9, labels=["x"]) + b"\n")
     assert (upload_events(first_folder, url), upload_events(other, f"{url}/")) == (1, 1)
-    assert keys_in(download_events(url)) == ["a", "b", "c"]
+    assert read_keys(download_events(url)) == ["a", "b", "c"]
     keep(first_folder, "d")
     s3.requests.clear()
     assert upload_events(first_folder, url) == 1
     assert sum(method == "PUT" for method, _ in s3.requests) == 1
     s3.requests.clear()
-    assert keys_in(download_events(url)) == ["a", "b", "c", "d"]
+    assert read_keys(download_events(url)) == ["a", "b", "c", "d"]
     assert sum(path.endswith(".parquet") for _, path in s3.requests) == 1
 
 
@@ -61,10 +61,10 @@ def test_download_drops_deleted_files(s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     keep(tmp_path / "one", "a")
     upload_events(tmp_path / "one", url)
-    assert keys_in(download_events(url)) == ["a"]
+    assert read_keys(download_events(url)) == ["a"]
     store = ObjectStore(url)
     store.delete(store.list())
-    assert keys_in(download_events(url)) == []
+    assert read_keys(download_events(url)) == []
 
 
 def test_missing_folder_is_reported(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 ASKING, OTHER, ADMIN, UNICODE = (
@@ -44,7 +44,7 @@ OPEN_PATHS = ["/", "/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swa
 @contextmanager
 def guarded(tmp_path: Path, **keys: object) -> Iterator[httpx.Client]:
     settings = plane_settings(tmp_path, **keys)
-    with client_of(create_app(settings, retriever=plane_retriever())) as client:
+    with open_client(create_app(settings, retriever=plane_retriever())) as client:
         yield client
 
 
@@ -264,6 +264,6 @@ def test_dns_rebinding_is_refused_without_keys(tmp_path: Path, host: str, status
 )
 def test_without_keys_pages_of_other_hosts_may_not_ask(tmp_path: Path, origin: str | None, status: int) -> None:
     headers = {} if origin is None else {"origin": origin}
-    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
         assert client.delete("/v1/labels/a", headers=headers).status_code == status
         assert client.get("/v1/labels/a", headers=headers).status_code == (404 if status == 200 else 403)

@@ -9,7 +9,7 @@ import pytest
 
 from longtail.serving import create_app
 from longtail.serving.http.schemas.operations import ErrorAnswer
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 Case = tuple[object, str | None, str]
@@ -188,7 +188,7 @@ INVALID: dict[str, Case] = {
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """One for all: nothing that is refused changes the service."""
     app = create_app(plane_settings(tmp_path_factory.mktemp("state")), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         yield client
 
 

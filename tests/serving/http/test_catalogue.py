@@ -15,7 +15,7 @@ from longtail.serving import create_app
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.labels import LabelPage, LabelsAnswer
 from longtail.state import LabelStore
-from tests.serving.client import check_error, client_of
+from tests.serving.client import check_error, open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 LABELS = ["4", "a", "b", "c/é"]
@@ -72,7 +72,7 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
 
     monkeypatch.setattr(LabelStore, "append", counted)
     caplog.set_level(logging.INFO, "longtail.serving.audit")
-    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
         for _ in range(2):
             assert change(client, "delete", ["a", "b"]).status_code == 200
             assert listed(client, state="hidden") == [("a", "hidden"), ("b", "hidden")]
@@ -87,7 +87,7 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
         ("POST /v1/labels/restore", ["a", "b", "4"]),
     ]
     # They were on disk.
-    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
+    with open_client(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
         assert listed(client, state="hidden") == [("a", "hidden")]
 
 
@@ -155,7 +155,7 @@ def test_a_staged_release_that_cannot_take_a_change_is_dropped_and_holds_up_none
         raise UnservableReleaseError("no tower")
 
     service = app.state.service
-    with client_of(app) as client:
+    with open_client(app) as client:
         service.stage(plane_retriever("plane-2"))
         service.mirror.staged.with_changes = fail
         assert client.post("/v1/labels/delete", json={"ids": ["b"]}).status_code == 200

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 BODY = {"queries": [{"features": {"user": "east"}, "k": 4}] * 5}
@@ -40,7 +40,7 @@ def test_compression_follows_accept_encoding(client: httpx.Client, accepted: str
 
 def test_an_answer_has_a_budget_of_bytes(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_answer_bytes=600), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
 
         def ask(queries: int, **options: object) -> httpx.Response:
             query = {"features": {"user": "east"}, "k": 4, **options}

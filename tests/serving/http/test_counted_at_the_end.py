@@ -14,14 +14,14 @@ from longtail.serving.core import explanation
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.queue import Cost
 from longtail.serving.errors import QueueFullError
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.http.test_experiments import two_arms
 from tests.serving.plane import plane_retriever, plane_settings
 
 QUERY = {"features": {"user": "east"}}
 
 
-def events_of(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def capture_events(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The events that the service offers from now on."""
     lines: list[bytes] = []
     sink = app.state.service._events
@@ -37,8 +37,8 @@ def count_queries(client: Any) -> float:
 
 def test_a_request_that_fails_in_its_last_piece_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(plane_settings(tmp_path, max_queries=256, answer_share=1.0), retriever=plane_retriever())
-    with client_of(app) as client:
-        lines = events_of(app, monkeypatch)
+    with open_client(app) as client:
+        lines = capture_events(app, monkeypatch)
         wrong = [QUERY] * 199 + [QUERY | {"filter": {"nocolumn": 1}}]
         answer = client.post("/v1/retrieve", json={"queries": wrong})
         assert (answer.status_code, answer.json()["error"]["field"]) == (422, "queries.199.filter.nocolumn")
@@ -52,10 +52,10 @@ def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
     queries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(plane_settings(tmp_path, max_queries=256), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         (tmp_path / "experiments.toml").write_text(two_arms("explore = {tail = 1}"))
         app.state.follower.experiments.check()
-        lines = events_of(app, monkeypatch)
+        lines = capture_events(app, monkeypatch)
         # Such as a filter by a column that the arm's own release lacks: `assign` does not foresee it.
         monkeypatch.setattr(Experiment, "_set_by_arms", frozenset())
         body = {"queries": [QUERY] * queries + [QUERY | {"k": 2, "mmr": 0.5}]}
@@ -76,7 +76,7 @@ def test_explanations_of_two_arms_are_computed_once(
     monkeypatch.setattr(
         explanation._Lists, "search", lambda lists, dials: (searches.append(1), search(lists, dials))[1]
     )
-    with client_of(app) as client:
+    with open_client(app) as client:
         service.serve(plane_retriever("plane-2", ""))
         service.serve(plane_retriever("plane-1", ""))
         (tmp_path / "experiments.toml").write_text(two_arms('release = "plane-2"', 0.5))
@@ -100,8 +100,8 @@ def test_the_steps_of_an_explanation_have_the_time_of_one_request(
     app = create_app(plane_settings(tmp_path, request_seconds=1.0, answer_share=1.0), retriever=plane_retriever())
     search = explanation._Lists.search
     monkeypatch.setattr(explanation._Lists, "search", lambda lists, dials: (time.sleep(1.2), search(lists, dials))[1])
-    with client_of(app) as client:
-        lines = events_of(app, monkeypatch)
+    with open_client(app) as client:
+        lines = capture_events(app, monkeypatch)
         answer = client.post("/v1/retrieve", json={"queries": [QUERY | {"k": 3, "explain": True}]})
         if answer.status_code == 200:
             pytest.fail("an explanation of several steps was in time")
@@ -120,7 +120,7 @@ def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pyte
         return search(lists, dials)
 
     monkeypatch.setattr(explanation._Lists, "search", fill)
-    with client_of(app) as client:
+    with open_client(app) as client:
         assert client.post("/v1/retrieve", json={"queries": [QUERY | {"explain": True}]}).status_code == 200
         assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 429
 
@@ -136,7 +136,7 @@ def test_steps_take_no_room_from_other_clients(tmp_path: Path, monkeypatch: pyte
         return await submit(key, run, works, costs, client, **begun)
 
     monkeypatch.setattr(queue, "submit", recorded)
-    with client_of(app) as client:
+    with open_client(app) as client:
         body = {"queries": [QUERY | {"explain": True}] + [QUERY] * 199}
         assert client.post("/v1/retrieve", json=body).status_code == 200
     assert len(steps) >= 2

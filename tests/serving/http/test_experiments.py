@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.compare import compare
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 EAST, NORTH = {"features": {"user": "east"}}, {"features": {"user": "north"}}
@@ -60,18 +60,18 @@ def figures(app: Starlette, arm: str = "tail") -> Any:
     return next(single for single in report["arms"] if single["name"] == arm)
 
 
-def of(result: dict[str, Any]) -> tuple[Any, ...]:
+def read_arm(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["bias_removal"], result["arm"], result["counted"]
 
 
 def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, say: Say) -> None:
     say()
     first, second = ask(client, EAST, NORTH | {"k": 2})["results"]
-    assert of(first) == of(second) == (0.25, "tail", True)
+    assert read_arm(first) == read_arm(second) == (0.25, "tail", True)
     assert (len(second["labels"]), first["run"]) == (2, app.state.service.searches.experiment.run)
-    assert of(ask(client, EAST, unit="u1", answer_ids=False)["results"][0]) == (0.25, "tail", True)
+    assert read_arm(ask(client, EAST, unit="u1", answer_ids=False)["results"][0]) == (0.25, "tail", True)
     answer = ask(client, {"features": {}})
-    assert of(answer["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm
+    assert read_arm(answer["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm
     (result,) = answer["results"]
     event = {"answer_id": result["answer_id"], "labels": [result["labels"][0]["id"], "nothing"]}
     assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
@@ -96,19 +96,19 @@ def test_settings_of_a_request_override_its_arm_and_are_not_counted(
         say(control=control)
         (result,) = ask(client, EAST | {"bias_removal": 0.75})["results"]
         # In neither arm, or the arms would differ by who sets it.
-        assert of(result) == (0.75, arm, False)
+        assert read_arm(result) == (0.75, arm, False)
         assert figures(app, arm)["answers"] == 0
 
 
 def test_a_request_may_name_its_arm(client: httpx.Client, app: Starlette, say: Say) -> None:
     say()
-    assert of(ask(client, EAST, arm="control")["results"][0]) == (0.5, "control", False)
-    assert of(ask(client, EAST, arm="tail")["results"][0]) == (0.25, "tail", True)
+    assert read_arm(ask(client, EAST, arm="control")["results"][0]) == (0.5, "control", False)
+    assert read_arm(ask(client, EAST, arm="tail")["results"][0]) == (0.25, "tail", True)
     error = ask(client, EAST, arm="tali", status=422)["error"]
     assert (error["field"], error["message"]) == (
         "arm", "expected one of the arms of tail_week, ['control', 'tail'], received \"tali\""
     )  # fmt: skip
-    assert of(ask(client, EAST, preview=True)["results"][0])[:2] == (0.25, "tail")
+    assert read_arm(ask(client, EAST, preview=True)["results"][0])[:2] == (0.25, "tail")
     assert figures(app)["answers"] == 1, "of a preview nothing is"
 
 
@@ -120,7 +120,7 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
         "arm tail cannot answer, its units get the default: bias_removal: expected -1.0 <= bias_removal <= 2.0, "
         "received 2.5"
     ]
-    assert of(ask(client, EAST)["results"][0]) == (0.5, "tail", False)
+    assert read_arm(ask(client, EAST)["results"][0]) == (0.5, "tail", False)
     # Where only the request and the arm together are wrong, the request is answered as it would be without.
     say(settings="pool = 3\nmmr = 0.5\nk = 2")
     (result,) = ask(client, EAST | {"k": 4})["results"]
@@ -164,13 +164,13 @@ def test_units_of_any_feature(client: httpx.Client, say: Say, user: Any) -> None
     response = client.post("/v1/retrieve", json={"queries": [{"features": {"user": user}}], "unit": None})
     assert response.status_code in (200, 422)
     if response.status_code == 200:
-        assert of(response.json()["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm
+        assert read_arm(response.json()["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm
 
 
 def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever("plane-1"))
     follower, service = app.state.follower.experiments, app.state.service
-    with client_of(app) as client:
+    with open_client(app) as client:
         service.stage(plane_retriever("plane-2", prefix="other-"))
         (tmp_path / "experiments.toml").write_text(two_arms(settings='release = "plane-2"', control=0.5))
         follower.check()
@@ -194,7 +194,7 @@ def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
         service.stage(None)
         (result,) = ask(client, EAST, unit=by_arm["tail"])["results"]
         # Nobody is refused, even before the arms are looked at again.
-        assert (result["release"], *of(result)) == ("plane-1", 0.5, "tail", False)
+        assert (result["release"], *read_arm(result)) == ("plane-1", 0.5, "tail", False)
         with caplog.at_level(logging.ERROR):
             for _ in range(3):
                 follower.check()

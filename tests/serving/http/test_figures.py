@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.core.follower import ReleaseFollower
-from tests.serving.client import check_error, client_of, read_series
+from tests.serving.client import check_error, open_client, read_series
 from tests.serving.http.test_routes import ids, retrieve
 from tests.serving.plane import PlaneLoader, plane_retriever, plane_settings
 from tests.serving.process import until
@@ -95,7 +95,7 @@ def test_a_group_that_the_release_lacks_is_warned_of_once(
     groups: dict[str, list[str]], warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = create_app(plane_settings(tmp_path, groups=groups), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         for _ in range(2):
             assert client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).status_code == 200
     message = "release plane-1 has no query feature 'land', 'town': every query counts as missing"
@@ -107,7 +107,7 @@ def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
     """`seen` tells new users from others; ids, numbers and vectors have a value each, and series are there at 0."""
     groups = {"user": ["east", "west"], "seen": [], "age": ["7"]}
     app = create_app(plane_settings(tmp_path, groups=groups), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         before = {name: value for name, value in read_series(client).items() if name.startswith("longtail_group_")}
         assert len(before) == (4 + 2 + 3) * (1 + 4)
         assert not any(before.values())

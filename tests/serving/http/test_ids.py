@@ -14,7 +14,7 @@ def create_ids(count: int = 2000) -> list[str]:
     return [f"{random_bits(128):032x}" for _ in range(count)]
 
 
-def of_a_fork() -> list[str]:
+def create_ids_in_fork() -> list[str]:
     """Ids that a fork of this process makes."""
     ours, theirs = os.pipe()
     child = os.fork()
@@ -33,7 +33,7 @@ def of_a_fork() -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.process
 def test_request_ids_are_unique() -> None:
-    ids = [id_ for _ in range(4) for id_ in (*of_a_fork(), *create_ids(1))]
+    ids = [id_ for _ in range(4) for id_ in (*create_ids_in_fork(), *create_ids(1))]
     with ThreadPoolExecutor(8) as threads:
         ids += [id_ for of_thread in threads.map(create_ids, [2000] * 8) for id_ in of_thread]
     assert len(ids) == len(set(ids)) == 12 * 2000 + 4

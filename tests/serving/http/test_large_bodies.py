@@ -15,7 +15,7 @@ from longtail.serving.http.bridge import Body
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import EmbedRequest, QueriesRequest, RetrieveRequest, SimilarRequest
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 MEGABYTE, VALUES = 1 << 20, 65_000
@@ -109,14 +109,14 @@ ANSWERED = {
 """Those that the schema takes."""
 
 
-def arrays_in(schema: Any) -> Iterator[dict[str, Any]]:
+def find_arrays(schema: Any) -> Iterator[dict[str, Any]]:
     if isinstance(schema, dict) and schema.get("type") == "definitions":  # of any JSON, which has no error
         schema = schema["schema"]
     parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     if isinstance(schema, dict) and schema.get("type") in ("list", "dict", "set", "tuple"):
         yield schema
     for part in parts:
-        yield from arrays_in(part)
+        yield from find_arrays(part)
 
 
 def bodies(base: type[Body]) -> Iterator[type[Body]]:
@@ -127,7 +127,7 @@ def bodies(base: type[Body]) -> Iterator[type[Body]]:
 
 @pytest.mark.parametrize("model", [*bodies(Body)])
 def test_every_array_of_a_body_is_bounded_and_ends_at_its_first_error(model: type[Body]) -> None:
-    arrays = list(arrays_in(model.__pydantic_core_schema__))
+    arrays = list(find_arrays(model.__pydantic_core_schema__))
     assert arrays
     for array in arrays:
         assert array["fail_fast"], array
@@ -146,7 +146,7 @@ def test_reading_ends_at_the_first_error(case: str) -> None:
 def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
     path, *parts = ENTRIES[case]
     app = create_app(plane_settings(tmp_path, max_body_bytes=MEGABYTE), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         body = filled(*parts, MEGABYTE)
         refused = sum(map(body.count, (b",", b":", b"[", b"{"))) > 1 << 17
         answer = client.post(path, content=body, headers=JSON)
@@ -164,7 +164,7 @@ def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
 
 def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_body_bytes=MEGABYTE), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         features = {str(i): 1 for i in range(10_001)}
         answer = client.post(FEEDBACK, json={"events": [{"labels": ["a"], "features": features}]})
     error = {"message": "expected at most 10000 of them, received more", "field": "events.0.features"}
@@ -175,7 +175,7 @@ def test_requests_of_many_pieces_keep_their_order_and_positions(tmp_path: Path) 
     app = create_app(plane_settings(tmp_path, max_queries=256, max_batch=64), retriever=plane_retriever())
     queries = [{"features": {"user": "east" if i % 3 else "north"}, "k": 1 + i % 4} for i in range(200)]
     ids = ["a", "b", "4"] * 60
-    with client_of(app) as client:
+    with open_client(app) as client:
 
         def ask(path: str, **body: Any) -> Any:
             answer = client.post(f"/v1/{path}", json={**body, "answer_ids": False} if path != "embed" else body)
@@ -201,6 +201,6 @@ def test_requests_of_many_pieces_keep_their_order_and_positions(tmp_path: Path) 
 def test_an_answer_that_is_longer_than_estimated_is_refused(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_answer_bytes=600), retriever=plane_retriever())
     query = {"features": {"user": "east"}, "k": 1, "display": False}
-    with client_of(app) as client:
+    with open_client(app) as client:
         answer = client.post(RETRIEVE, json={"queries": [query] * 5})
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "queries")

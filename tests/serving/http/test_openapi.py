@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from longtail.serving import create_app
 from longtail.serving.cli import app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 COMMITTED = Path(__file__).parents[3] / "serving" / "openapi.json"
@@ -61,5 +61,5 @@ def test_every_operation_has_a_name_that_stays_and_an_example() -> None:
 
 def test_a_service_shows_it_to_everybody(tmp_path: Path) -> None:
     service = create_app(plane_settings(tmp_path, api_keys=("ask-0123456789abcdef",)), retriever=plane_retriever())
-    with client_of(service) as client:
+    with open_client(service) as client:
         assert client.get("/openapi.json").json()["paths"] == json.loads(COMMITTED.read_text())["paths"]

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.monitoring.workers import Workers, WorkerState
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 QUERY = {"queries": [{"features": {"user": "east"}, "k": 3, "bias_removal": 0}]}
@@ -36,7 +36,7 @@ def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_releas
     for worker in range(3):
         workers.start(worker, again=False)
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever(), worker=1, workers=workers)
-    with client_of(app) as client:
+    with open_client(app) as client:
         workers.set_state(0, WorkerState.up)
         response = client.get("/readyz")
         assert (response.status_code, response.json()["error"]["message"]) == (
@@ -59,7 +59,7 @@ def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_releas
     [("retrieve", QUERY), ("similar", {"id": "a"}), ("labels/a", None), ("release", None), ("../readyz", None)],
 )
 def test_before_the_first_release(tmp_path: Path, path: str, body: dict | None) -> None:
-    with client_of(create_app(plane_settings(tmp_path))) as client:
+    with open_client(create_app(plane_settings(tmp_path))) as client:
         response = client.request("GET" if body is None else "POST", f"/v1/{path}", json=body)
         assert response.status_code == 503
         assert response.json()["error"] == {
@@ -113,7 +113,10 @@ def test_internal_errors_are_logged_but_not_returned(tmp_path: Path, caplog: pyt
 
     retriever = plane_retriever()
     retriever.retrieve = broken
-    with client_of(create_app(plane_settings(tmp_path), retriever=retriever)) as client, caplog.at_level(logging.ERROR):
+    with (
+        open_client(create_app(plane_settings(tmp_path), retriever=retriever)) as client,
+        caplog.at_level(logging.ERROR),
+    ):
         response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "lost-1"})
         assert response.status_code == 500
         assert response.json() == {

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.queries import RetrieveQuery
-from tests.serving.client import address_of, client_of, read_series
+from tests.serving.client import open_client, read_series, serve_app
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
 
@@ -56,7 +56,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     gate = GatedService(tmp_path, queue_limit=10)
-    with client_of(gate.app) as client:
+    with open_client(gate.app) as client:
 
         def ask(queries: int, path: str = "retrieve") -> httpx.Response:
             return client.post(f"/v1/{path}", json={"queries": [QUERY] * queries})
@@ -88,7 +88,7 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
 
 def test_who_waits_too_long_gets_503_and_the_service_goes_on(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     gate = GatedService(tmp_path, request_seconds=0.3)
-    with client_of(gate.app) as client:
+    with open_client(gate.app) as client:
         waiting = [threads.submit(client.post, "/v1/retrieve", json={"queries": [QUERY]}) for _ in range(3)]
         for response in (item.result() for item in waiting):
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
@@ -105,7 +105,7 @@ def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -
     body = json.dumps({"queries": [QUERY] * 2}).encode()
     query = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     query += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    with address_of(gate.app) as address, ExitStack() as stack:
+    with serve_app(gate.app) as address, ExitStack() as stack:
         clients = []
         for waiting in (0, 2, 4, 6, 8):
             clients.append(stack.enter_context(socket.create_connection(address, timeout=10)))

@@ -18,7 +18,7 @@ from longtail.serving.events.folder import Segment
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
 from longtail.serving.monitoring import AnswerBaseline, Promises
-from tests.serving.client import check_error, client_of, read_series
+from tests.serving.client import check_error, open_client, read_series
 from tests.serving.monitoring.shop import BASELINE
 from tests.serving.plane import PlaneLoader, plane_retriever, plane_settings
 
@@ -38,7 +38,7 @@ def ids(response: httpx.Response) -> list[str]:
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_previous_releases_can_be_pinned(tmp_path: Path, keep: int) -> None:
     app = create_app(plane_settings(tmp_path, keep_releases=keep), retriever=plane_retriever("r1", "1/"))
-    with client_of(app) as client:
+    with open_client(app) as client:
         for number in (2, 3, 4):
             app.state.service.serve(plane_retriever(f"r{number}", f"{number}/"))
         assert ids(retrieve(client)) == ids(retrieve(client, release=None)) == ["4/a", "4/c/é", "4/b"]
@@ -92,7 +92,7 @@ def test_monitoring_matches_the_documentation(tmp_path: Path, baseline: AnswerBa
     retriever = plane_retriever()
     retriever.promises = None if baseline is None else Promises(baseline)
     app = create_app(plane_settings(tmp_path), retriever=retriever)
-    with client_of(app) as client:
+    with open_client(app) as client:
         for _ in range(queries):
             answer = retrieve(client).json()
         if queries:
@@ -163,21 +163,21 @@ def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case
 def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
     long, short = ({"events": [ORGANIC | {"features": {"user": "x" * size}}]} for size in (90, 89))
     app = create_app(plane_settings(tmp_path, max_features_bytes=100), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         assert check_error(client.post("/v1/feedback", json=long), 422, "invalid_request", "events.0.features") == (
             "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_RECORD_FEATURES), received "
             "101"
         )
         assert client.post("/v1/feedback", json=short).status_code == 200
     unrecorded = plane_settings(tmp_path, max_features_bytes=100, record_features=False)
-    with client_of(create_app(unrecorded, retriever=plane_retriever())) as client:
+    with open_client(create_app(unrecorded, retriever=plane_retriever())) as client:
         assert client.post("/v1/feedback", json=long).status_code == 200
 
 
 def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
     message = "expected at most 8 labels asked for, k summed over the queries (100 × LONGTAIL_MAX_QUERIES), received 9"
     app = create_app(plane_settings(tmp_path, max_total_k=8, max_k=4), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         for path, field, most, beyond in (
             ("/v1/retrieve", "queries", [4, 4], [3, 3, 3]),
             ("/v1/retrieve", "queries", [4, 3, 1], [4, 4, 1]),
@@ -196,7 +196,7 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
         ) == (message)
     # A query alone may ask for max_k, whatever the budget.
     app = create_app(plane_settings(tmp_path, max_total_k=1), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         assert client.post("/v1/retrieve", json={"queries": [{**EAST, "k": 4}]}).status_code == 200
 
 

@@ -27,7 +27,7 @@ from longtail.serving.http.auth import Keys
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
 from tests.end_to_end.releases import publish_bundle
-from tests.serving.client import address_of
+from tests.serving.client import serve_app
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import ServerProcess
 
@@ -345,7 +345,7 @@ def test_a_request_has_one_host_and_few_headers(
     tmp_path: Path, path: str, version: str, headers: str, status: int
 ) -> None:
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever())
-    with address_of(app) as address, socket.create_connection(address, timeout=10) as connection:
+    with serve_app(app) as address, socket.create_connection(address, timeout=10) as connection:
         connection.sendall(f"GET {path} HTTP/{version}\r\n{headers}Connection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from longtail.serving import create_app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.plane import plane_retriever, plane_settings
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -61,7 +61,7 @@ def attributes(span: Span) -> dict[str, str | int]:
 
 def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Path, collector: Collector) -> None:
     app = create_app(plane_settings(tmp_path, tracing=1e-9), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         caller = f"00-{TRACE}-{PARENT}-01"
         client.get("/readyz", headers={"traceparent": caller})
         client.get("/v1/labels/a", headers={"traceparent": caller, "x-request-id": "r1"})
@@ -90,7 +90,7 @@ def test_of_requests_without_a_callers_trace_a_share_is_traced(
     share: float, least: int, most: int, tmp_path: Path, collector: Collector
 ) -> None:
     app = create_app(plane_settings(tmp_path, tracing=share), retriever=plane_retriever())
-    with client_of(app) as client:
+    with open_client(app) as client:
         for _ in range(300):
             client.get("/v1/labels/a")
     assert least <= len(collector.spans) <= most
@@ -101,7 +101,7 @@ def test_of_requests_without_a_callers_trace_a_share_is_traced(
 def test_what_breaks_the_service_is_an_error_of_the_span(tmp_path: Path, collector: Collector) -> None:
     app = create_app(plane_settings(tmp_path, tracing=1), retriever=plane_retriever())
     app.state.service = None
-    with client_of(app) as client:
+    with open_client(app) as client:
         assert client.get("/v1/labels/a").status_code == 500
     (span,) = collector.spans
     assert span.status.code == Status.STATUS_CODE_ERROR

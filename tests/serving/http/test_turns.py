@@ -18,7 +18,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.serving import Settings, create_app
-from tests.serving.client import client_of
+from tests.serving.client import open_client
 from tests.serving.process import until
 from tests.serving.shapes import Shape, random_shape, shop_releases, worst_shapes
 
@@ -58,7 +58,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cl
         gc.set_threshold(20_000)  # as the server does
         patch.setattr(asyncio.events.Handle, "_run", lambda handle: timer.time(run_handle, handle))
         patch.setattr(queue, "submit", submit_timed)
-        with client_of(app) as client:
+        with open_client(app) as client:
             until(lambda: client.get("/readyz").status_code == 200, seconds=90)
             yield client, timer
     gc.set_threshold(*thresholds)

@@ -72,7 +72,7 @@ def loaded(bundle: Bundle, folder: Path) -> Retriever:
     return load_release(open_releases(folder / "releases"), "a")
 
 
-def verdict_of(retriever: Retriever, queries: Sequence[RetrieveQuery], state: Path) -> dict[str, Any]:
+def judge_queries(retriever: Retriever, queries: Sequence[RetrieveQuery], state: Path) -> dict[str, Any]:
     clock = Clock(NOON)
     monitoring = Monitoring(state, clock=clock)
     monitoring.begin_release(
@@ -96,7 +96,7 @@ def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], flo
 def test_dial_mixes_raise_no_alarm(seed: int, tmp_path: Path) -> None:
     retriever, rng = loaded(make_shop_bundle(seed), tmp_path), np.random.default_rng(seed)
     for name, dials in MIXES.items():
-        verdict = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
+        verdict = judge_queries(retriever, queries(rng, dials), tmp_path / f"state {name}")
         assert (verdict["severity"], verdict["findings"]) == ("steady", []), name
 
 
@@ -111,7 +111,7 @@ def test_documented_experiment_raises_no_alarm(seed: int, tmp_path: Path) -> Non
         experiment.assign(query, "", unit=f"u{unit}", arm=None, pinned=False)[0] for unit, query in enumerate(plain)
     ]
     assert {query.bias_removal for query in in_arms} == {None, 0.3}
-    verdict = verdict_of(retriever, in_arms, tmp_path / "state")
+    verdict = judge_queries(retriever, in_arms, tmp_path / "state")
     assert (verdict["severity"], verdict["findings"]) == ("steady", [])
 
 
@@ -125,5 +125,5 @@ def test_permuted_counts_call_for_action(seed: int, tmp_path: Path) -> None:
     )
     retriever = loaded(replace(bundle, labels=permuted), tmp_path)
     for name, dials in MIXES.items():
-        verdict = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
+        verdict = judge_queries(retriever, queries(rng, dials), tmp_path / f"state {name}")
         assert (verdict["severity"], verdict["findings"][0]["signal"]) == ("act", "evaluation"), name
