@@ -134,7 +134,7 @@ def print_recall_table(bundle: Bundle) -> None:
         params = built.chosen.params
         setting = f"probes {params.nprobe}, refine {params.k_factor}"
         searcher = built.searcher(bundle)
-        _print_row(f"tuned {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
+        _print_row(f"tuned {text}", setting, bytes_per_label(searcher.index), built.seconds, calibration, searcher)
         if text == "ivf_flat":
             tuned = searcher
     print_filter_table(bundle, tuned)

@@ -112,7 +112,7 @@ class Bundle:
             manifest.kappa,
             manifest.kappa_bias,
             manifest.kappa_popularity,
-            self.priors.kappas,
+            tuple(prior.kappa for prior in self.priors.settings),
         )
 
     def stored_reports(self) -> dict[str, bytes]:
@@ -152,7 +152,7 @@ class Bundle:
             labels.log_pn[rows_R],
             None if labels.bias is None else labels.bias[rows_R],
             None if labels.log_popularity is None else labels.log_popularity[rows_R],
-            self.priors.select_rows(rows_R),
+            self.priors.values_LP[rows_R] if self.priors.settings else None,
         )
 
     def write(self, target: str | Path) -> Bundle:
@@ -222,6 +222,10 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
+        tables, vocabularies = (
+            {Path(file).stem: path / file for file in manifest.files if file.startswith(f"{folder}/")}
+            for folder in (TABLES, VOCABULARIES)
+        )
         return cls(
             manifest=manifest,
             labels=Labels.read(path / LABELS, verify=verify),
@@ -233,10 +237,8 @@ class Bundle:
             ),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
-            tables={name: path / file for name, file in _list_files(TABLES, manifest)},
-            vocabularies={
-                name: Vocabulary.read(path / file, verify=verify) for name, file in _list_files(VOCABULARIES, manifest)
-            },
+            tables=tables,
+            vocabularies={name: Vocabulary.read(file, verify=verify) for name, file in vocabularies.items()},
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
             forecast=Forecast.read(path / FORECAST, verify=verify) if FORECAST in manifest.files else None,
             cooccurrence=None if manifest.cooccurrence is None else Cooccurrence.read(path, manifest.cooccurrence),
@@ -302,11 +304,6 @@ def _merge_vocabularies(query: OnnxTower, label: OnnxTower) -> tuple[list[Featur
             merged[name] = vocabulary
         features.append(feature.model_copy(update={"vocabulary": name}))
     return features, merged
-
-
-def _list_files(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
-    """List names and files of a folder of the bundle."""
-    return [(Path(file).stem, file) for file in manifest.files if file.startswith(f"{folder}/")]
 
 
 def _check(bundle: Bundle) -> None:

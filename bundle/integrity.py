@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ def read_manifest(path: Path) -> Manifest:
         remedy="export the model again",
         corrupt=BundleCorruptError,
         unread=BundleVersionError,
-        verify=lambda: _verify_manifest(path),
+        sha256_file=path / MANIFEST_SHA256,
     )
 
 
@@ -42,9 +43,9 @@ def read_versioned_json(
     remedy: str,
     corrupt: type[Exception],
     unread: type[Exception],
-    verify: Callable[[], None] = lambda: None,
+    sha256_file: Path | None = None,
 ) -> _Model:
-    """Read a JSON file; checks first its schema_version, then calls `verify`, then checks the content."""
+    """Read a JSON file; checks its schema_version, then its sha256 if a file has it, then the content."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -58,7 +59,14 @@ def read_versioned_json(
             f"{file}: expected schema version {expected}, found {version!r}: made by another version of Longtail; "
             f"{remedy}"
         )
-    verify()
+    if sha256_file is not None:
+        try:
+            expected_digest = sha256_file.read_text(encoding="utf-8", errors="replace").strip()
+        except (FileNotFoundError, IsADirectoryError):
+            raise corrupt(f"{sha256_file}: expected the manifest's sha256, found no file") from None
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != expected_digest:
+            raise corrupt(f"{file}: expected sha256 {expected_digest[:80]}, found {digest}")
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -67,17 +75,6 @@ def read_versioned_json(
         raise corrupt(
             f"{file}: {location}: {first['msg']}: damaged, or made by another version of Longtail; {remedy}"
         ) from error
-
-
-def _verify_manifest(path: Path) -> None:
-    """Compare manifest.json with manifest.sha256; raises BundleCorruptError."""
-    try:
-        expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
-    except (FileNotFoundError, IsADirectoryError):
-        raise BundleCorruptError(f"{path / MANIFEST_SHA256}: expected the manifest's sha256, found no file") from None
-    digest = file_sha256(path / MANIFEST)
-    if digest != expected:
-        raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {digest}")
 
 
 def record_files(root: Path, folder: Path) -> dict[str, FileRecord]:

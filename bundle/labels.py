@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle.arrays import Array, Float32, Int8, Int64
+from longtail.bundle.arrays import Array, Float32, Int8, Int32, Int64
 from longtail.bundle.id_rows import IdRows
 from longtail.bundle.lifetimes import read_lifetimes
-from longtail.bundle.mapped_table import ORDER, id_column, map_table, number_column, write_table
+from longtail.bundle.mapped_table import ORDER, map_columns, write_table
 from longtail.bundle.one_line import one_line
 
 _NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32}
@@ -35,7 +35,7 @@ class Labels:
         bias: float32 [L] in logits.
         display: the user's own columns (title, …), L rows.
         log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.
-        stored_rows: rows by id from the file of these ids; None: computed when first needed.
+        stored_order: ids of the file, and rows in their order; None: sorted when first needed.
     """
 
     ids: pa.Array
@@ -45,15 +45,15 @@ class Labels:
     bias: Float32 | None
     display: pa.Table
     log_popularity: Float32 | None = None
-    stored_rows: IdRows | None = field(default=None, repr=False, compare=False)
+    stored_order: tuple[pa.Array, Int32] | None = field(default=None, repr=False, compare=False)
 
     __repr__ = one_line
 
     @cached_property
     def rows_by_id(self) -> IdRows:
         """Get the row of every label by id, with the order of the ids."""
-        stored = self.stored_rows
-        return stored if stored is not None and stored.ids is self.ids else IdRows(self.ids)
+        ids, order_L = self.stored_order or (None, None)
+        return IdRows(self.ids, order_L if ids is self.ids else None)  # `replace` may have set other ids
 
     @cached_property
     def lifetimes(self) -> Int64 | None:
@@ -90,10 +90,7 @@ class Labels:
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Labels:
         """Map a file of `write`; `verify` checks that no text ends beyond the file."""
-        table = map_table(path, verify=verify)
-        ids = id_column(table, "label_id", path.name)
-        types = _NUMBERS | {name: type_ for name, type_ in _OPTIONAL.items() if name in table.column_names}
-        numbers = {name: number_column(table, name, type_, path.name) for name, type_ in types.items()}
+        ids, numbers, display = map_columns(path, "label_id", _NUMBERS, _OPTIONAL, verify=verify)
         return cls(
             ids=ids,
             counts=numbers["count"],
@@ -101,7 +98,7 @@ class Labels:
             buckets=numbers["bucket"],
             bias=numbers.get("bias"),
             # Combine chunks once, so later `combine_chunks` calls do not copy.
-            display=table.drop_columns(["label_id", *types]).combine_chunks(),
+            display=display.combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
-            stored_rows=IdRows(ids, numbers[ORDER]),
+            stored_order=(ids, numbers[ORDER]),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -43,26 +44,26 @@ def decode_chunks(column: pa.ChunkedArray) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def id_column(table: pa.Table, name: str, file: str) -> pa.Array:
-    """Get a column of ids, string or large_string [rows]; raises BundleInvariantError."""
-    type_ = table.schema.field(name).type if name in table.column_names else "no such column"
-    require(f"{file} column {name!r}", type_ in (pa.string(), pa.large_string()), pa.string(), type_)
-    return _without_nulls(table, name, file)
+def map_columns(
+    path: Path, id_name: str, numbers: Mapping[str, npt.DTypeLike], optional: Mapping[str, npt.DTypeLike] = {},
+    *, verify: bool = True,
+) -> tuple[pa.Array, dict[str, Array], pa.Table]:  # fmt: skip
+    """Map a column of ids, string or large_string [rows], columns of numbers by name, and the other columns.
 
-
-def number_column(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
-    """Get a column of numbers without a copy, [rows]; raises BundleInvariantError."""
-    expected = pa.from_numpy_dtype(np.dtype(type_))
-    actual = table.schema.field(name).type if name in table.column_names else "no such column"
-    require(f"{file} column {name!r}", actual == expected, expected, actual)
-    numbers: Array = _without_nulls(table, name, file).to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _without_nulls(table: pa.Table, name: str, file: str) -> pa.Array:
-    column = combine_chunks(table[name])
-    require(f"{file} column {name!r}", column.null_count == 0, "no nulls", f"{column.null_count} nulls")
-    return column
+    Raises BundleCorruptError, or BundleInvariantError for a missing column, another type or nulls.
+    """
+    table = map_table(path, verify=verify)
+    numbers = {**numbers, **{name: type_ for name, type_ in optional.items() if name in table.column_names}}
+    types = {name: (pa.from_numpy_dtype(np.dtype(type_)),) for name, type_ in numbers.items()}
+    columns: dict[str, pa.Array] = {}
+    for name, expected in {id_name: (pa.string(), pa.large_string()), **types}.items():
+        actual = table.schema.field(name).type if name in table.column_names else "no such column"
+        require(f"{path.name} column {name!r}", actual in expected, expected[0], actual)
+        columns[name] = combine_chunks(table[name])
+        nulls = columns[name].null_count
+        require(f"{path.name} column {name!r}", nulls == 0, "no nulls", f"{nulls} nulls")
+    arrays = {name: columns[name].to_numpy(zero_copy_only=False) for name in numbers}
+    return columns[id_name], arrays, table.drop_columns([*columns])
 
 
 def read_table(path: Path) -> Float32:

@@ -104,7 +104,7 @@ class Prior(Record):
     @property
     def key(self) -> str:
         """Return the name of the prior in a request, below its group."""
-        return self.name.removeprefix(f"{self.group}.")
+        return self.name if self.source in ("table", "answers") else self.name.partition(".")[2]
 
     @property
     def indicates(self) -> bool:
@@ -155,18 +155,9 @@ class Priors:
         return tuple(prior for prior in self.settings if prior.source == "table")
 
     @cached_property
-    def kappas(self) -> tuple[float, ...]:
-        """Return the scale of every prior's coordinate."""
-        return tuple(prior.kappa for prior in self.settings)
-
-    @cached_property
     def defaults(self) -> Float32:
         """Return every prior's default weight, float32 [P]."""
         return np.array([prior.default for prior in self.settings], np.float32)
-
-    def select_rows(self, rows_R: Int64 | slice) -> Float32 | None:
-        """Return the values of some labels, float32 [R, P]; None without priors."""
-        return self.values_LP[rows_R] if self.settings else None
 
     @property
     def exposed(self) -> tuple[int, ExposureState] | None:

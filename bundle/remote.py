@@ -18,7 +18,7 @@ from pathlib import Path
 from longtail.bundle.errors import BundleCorruptError, BundleExistsError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, check_names, read_manifest, verify_files
 from longtail.bundle.manifest import FileRecord
-from longtail.bundle.objects import ObjectStore, is_url, local_path
+from longtail.bundle.objects import ObjectStore
 from longtail.bundle.store import atomic_directory
 
 UPLOAD = "upload.json"
@@ -114,12 +114,10 @@ def upload_bundle(bundle: Path, url: str) -> None:
     upload(ObjectStore(url), "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
 
 
-def local_bundle(source: str | Path, cache: Path | None = None) -> Path:
-    """Get the directory of a bundle, or of a verified download; raises BundleError or ObjectStoreError."""
-    if not is_url(source):
-        return local_path(source)
-    store = ObjectStore(str(source))
+def download_bundle(url: str, cache: Path | None = None) -> Path:
+    """Get the directory of a verified copy of a bundle; raises BundleError or ObjectStoreError."""
+    store = ObjectStore(url)
     target = copies_path(store.url, cache) / "bundle"
     if not download(store, "", MANIFESTS, lambda path: read_manifest(path).files, target):
-        raise BundleCorruptError(f"{source}: expected a bundle (a folder with {MANIFEST}), found none")
+        raise BundleCorruptError(f"{url}: expected a bundle (a folder with {MANIFEST}), found none")
     return target

@@ -31,7 +31,9 @@ def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
     with working_directory(target) as working:
         yield working
         # Content must be on disk before its name: a power cut could otherwise leave a complete name without content.
-        _fsync_tree(working)
+        for folder, _, files in os.walk(working):
+            for name in (*files, "."):
+                fsync_path(Path(folder, name))
         if replace:
             shutil.rmtree(target, ignore_errors=True)
         try:
@@ -116,13 +118,6 @@ def fsync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _fsync_tree(root: Path) -> None:
-    for folder, _, files in os.walk(root):
-        for name in files:
-            fsync_path(Path(folder, name))
-        fsync_path(Path(folder))
 
 
 def _is_running(working: Path) -> bool:

@@ -6,7 +6,8 @@ import re
 import string
 import zlib
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from unicodedata import category, normalize
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Int32
 from longtail.bundle.id_rows import IdRows
 from longtail.bundle.ids import respelled
-from longtail.bundle.mapped_table import ORDER, id_column, map_table, number_column, write_table
+from longtail.bundle.mapped_table import ORDER, map_columns, write_table
 
 if TYPE_CHECKING:
     from longtail.bundle.manifest import TextStandard
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 OUT_OF_VOCABULARY = 0
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Vocabulary:
     """Map ids (strings) to rows 1..n of an embedding table; row 0 is the out-of-vocabulary row.
 
@@ -34,9 +36,12 @@ class Vocabulary:
         order: int32 [n], positions in the order of the ids by code points; None: sorted when first needed.
     """
 
-    def __init__(self, ids: pa.Array, order: Int32 | None = None) -> None:
-        self.ids = ids
-        self._row_of = cache(lambda: IdRows(ids, order))
+    ids: pa.Array
+    order: Int32 | None = None
+
+    @cached_property
+    def _rows_by_id(self) -> IdRows:
+        return IdRows(self.ids, self.order)
 
     @property
     def rows(self) -> int:
@@ -48,11 +53,10 @@ class Vocabulary:
 
         An unknown id counts as the boolean or whole number that it spells, like in training.
         """
-        rows_of = self._row_of()
-        rows = rows_of.find_all(ids)
+        rows = self._rows_by_id.find_all(ids)
         if None in rows:
             others = {i: other for i, row in enumerate(rows) if row is None and (other := respelled(ids[i])) != ids[i]}
-            for i, row in zip(others, rows_of.find_all([*others.values()]), strict=True):
+            for i, row in zip(others, self._rows_by_id.find_all([*others.values()]), strict=True):
                 rows[i] = row
             return [OUT_OF_VOCABULARY if row is None else row + 1 for row in rows]
         return [row + 1 for row in cast("list[int]", rows)]
@@ -65,17 +69,17 @@ class Vocabulary:
 
     def write(self, path: Path) -> None:
         """Write an Arrow file of the ids and their order."""
-        write_table(path, pa.table({"id": self.ids, ORDER: self._row_of().order}))
+        write_table(path, pa.table({"id": self.ids, ORDER: self._rows_by_id.order}))
 
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
         """Map a file of `write`; `verify` checks that no text ends beyond the file."""
-        table = map_table(path, verify=verify)
-        return cls(id_column(table, "id", path.name), number_column(table, ORDER, np.int32, path.name))
+        ids, numbers, _ = map_columns(path, "id", {ORDER: np.int32}, verify=verify)
+        return cls(ids, numbers[ORDER])
 
     def check(self, name: str) -> None:
         """Check that the ids are distinct and in order; raises BundleInvariantError."""
-        self._row_of().check(name)
+        self._rows_by_id.check(name)
 
 
 _PLANES_WITH_MARKS = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))

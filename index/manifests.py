@@ -216,10 +216,7 @@ class ReleaseManifest(Record):
     checksum: str = ""
     """sha256 of this manifest as JSON without this field, so that damage to release.json is noticed."""
 
-    def expected_checksum(self) -> str:
-        """Compute the `checksum` that the values of the other fields imply."""
-        return hashlib.sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
-
     def sealed(self) -> Self:
-        """Return a copy of the manifest with its checksum."""
-        return self.model_copy(update={"checksum": self.expected_checksum()})
+        """Return a copy of the manifest with the checksum of its other fields."""
+        content = self.model_dump_json(exclude={"checksum"}).encode()
+        return self.model_copy(update={"checksum": hashlib.sha256(content).hexdigest()})

@@ -144,17 +144,20 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
 
 def usual_dial_points(bundle: Bundle) -> list[DialPoint]:
     """List pairs of λ and μ at default weights, then corners of a table's weights."""
-    priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
-    table = range(len(priors.from_table))
-    corners = {_replace_weights(defaults, table, ends) for ends in _corners(priors.from_table)}
-    dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
+    dial, prior, defaults = bundle.manifest.bias_removal, bundle.manifest.popularity, bundle.priors.defaults.tolist()
+    lambdas, ends = sorted({dial.minimum, dial.default, dial.maximum}), (prior.minimum, prior.maximum)
+    inside = [value for value in (-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5) if dial.minimum <= value <= dial.maximum]
+    pairs, pairs_of_corners = {(value, 0.0) for value in (*inside, *lambdas)}, [(value, 0.0) for value in lambdas]
     if bundle.proposal is not None:
-        popularity = bundle.manifest.popularity.default
-    else:
-        lambdas = sorted({dial.minimum, dial.default, dial.maximum})
-    return [(*pair, defaults) for pair in _pairs(bundle)] + [
-        (bias_removal, popularity, corner) for bias_removal in lambdas for corner in sorted(corners - {defaults})
-    ]
+        pairs |= {(0.0, value) for value in (0.0, prior.default, *ends)}
+        pairs_of_corners = [(0.0, prior.default)]
+    elif bundle.augmentation.kappa_popularity is not None:
+        pairs |= {(dial.default, prior.default), *product(lambdas, ends)}
+    points = [(*pair, tuple(defaults)) for pair in sorted(pairs, key=lambda pair: (pair[1] != 0, pair))]
+    if table := bundle.priors.from_table:
+        corners = {_replace_weights(tuple(defaults), range(len(table)), weights) for weights in _corners(table)}
+        points += [(*pair, corner) for pair in pairs_of_corners for corner in sorted(corners - {tuple(defaults)})]
+    return points
 
 
 def all_dial_points(bundle: Bundle) -> list[DialPoint]:
@@ -199,20 +202,6 @@ def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
     defaults = [prior.default for prior in settings]
     alone = [(*defaults[:number], end, *defaults[number + 1 :]) for number, both in enumerate(ends) for end in both]
     return alone if stand_alone else [*alone, *zip(*ends, strict=True)]
-
-
-def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
-    """List the pairs of λ and μ to measure; pairs with μ = 0 come first."""
-    dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
-    inside = [value for value in (-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5) if dial.minimum <= value <= dial.maximum]
-    pairs = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
-    ends = (prior.minimum, prior.maximum)
-    if bundle.proposal is not None:
-        pairs |= {(0.0, value) for value in (0.0, prior.default, *ends)}
-    elif bundle.augmentation.kappa_popularity is not None:
-        pairs |= {(dial.default, prior.default)}
-        pairs |= {(value, end) for value in (dial.minimum, dial.default, dial.maximum) for end in ends}
-    return sorted(pairs, key=lambda pair: (pair[1] != 0, pair))
 
 
 def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:

@@ -56,11 +56,6 @@ class IndexSpec:
         if not 0 <= self.recall_floor <= 1:
             raise SpecError(f"recall floor: expected 0 <= floor <= 1, received {self.recall_floor}")
 
-    @property
-    def milvus(self) -> bool:
-        """Return whether Milvus holds the rows."""
-        return self.text.startswith("milvus")
-
     def kind(self, labels: int) -> Kind:
         """Return the kind for a catalogue of `labels`; for `auto` the simplest kind that it compares."""
         if self.text == "auto":

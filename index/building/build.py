@@ -11,8 +11,9 @@ import numpy as np
 from longtail.bundle import Bundle, Priors
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.ids import find_rows
+from longtail.bundle.objects import is_url, local_path
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
-from longtail.bundle.remote import local_bundle
+from longtail.bundle.remote import download_bundle
 from longtail.bundle.store import working_directory
 from longtail.index.building.exposure import describe_exposure
 from longtail.index.building.priors import PriorSpec, PriorTable
@@ -69,7 +70,7 @@ def build(
         >>> {at.bias_removal: at.recall for at in manifest.recall}
         {-1.0: 1.0, -0.5: 1.0, 0.0: 1.0, 0.25: 1.0, 0.5: 1.0, 0.75: 1.0, 1.0: 1.0, 1.5: 1.0, 2.0: 1.0}
 
-        A `Bundle`, such as the result of `longtail.trainer.fit`, works as well.
+        A `Bundle` works too, for example the result of `longtail.trainer.fit`.
 
         >>> from pathlib import Path
         >>> from longtail.bundle import Bundle
@@ -79,7 +80,7 @@ def build(
     (path, registered), target = bundle_path(bundle), open_releases(releases)
     spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     priors = priors if isinstance(priors, PriorSpec) else PriorSpec(priors)
-    loaded = Bundle.load(path)
+    loaded = Bundle.load(path, towers=False)
     name = free_name(target, name, loaded.manifest.name)
     if filterable is not None:
         filterable = check_filterable(loaded.labels.display, filterable)
@@ -125,7 +126,9 @@ def bundle_path(bundle: Bundle | str | Path) -> tuple[Path, RegisteredVersion | 
     Raises LongtailIndexError for a bundle without a path.
     """
     if not isinstance(bundle, Bundle):
-        return download_version(str(bundle)) if is_registered(bundle) else (local_bundle(bundle), None)
+        if is_registered(bundle):
+            return download_version(str(bundle))
+        return download_bundle(str(bundle)) if is_url(bundle) else local_path(bundle), None
     if bundle.path is None:
         raise LongtailIndexError(
             "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "

@@ -259,14 +259,16 @@ def tune_collection(
         with suppress(LongtailIndexError):  # the first error is the one to report
             drop_collections(server.reconnected(), [record.name])
         raise
+    chosen = max(trials, key=lambda trial: trial.lowest.recall)
     return TunedIndex(
         kind=kind,
         dim=dim,
         index=None,
-        chosen=max(trials, key=lambda trial: trial.lowest.recall),
+        chosen=chosen,
         trials=trials,
         recall_k=calibration.k,
         recall_queries=calibration.queries,
+        recall=chosen.recall,
         seconds=time.perf_counter() - started,
         collection=record,
     )

@@ -68,7 +68,7 @@ def _products(bundle: Bundle, rows_LE: Float32 | None, query_E: Float32) -> Floa
 
 
 def make_index(
-    spec: IndexSpec, rows_LE: Float32, order_L: Int64, added: int, *, like: FaissIndex | None = None
+    spec: IndexSpec, bundle: Bundle, rows_LE: Float32, calibration: Calibration, *, like: FaissIndex | None = None
 ) -> FaissIndex:
     """Train and fill the index of a spec with augmented rows, float32 [L, E].
 
@@ -76,8 +76,6 @@ def make_index(
     lists with all kinds of labels, and with a large λ a query would not visit those.
 
     Args:
-        order_L: label rows, from `order_by_max_score`.
-        added: number of coordinates that the dials decide, the last ones.
         like: an index whose centroids the new one takes over; None: centroids are trained.
     """
     (labels, dim), device = rows_LE.shape, spec.device
@@ -87,9 +85,9 @@ def make_index(
     if like is None:
         # Lists are too few to split by direction and by the added coordinates, so k-means treats all coordinates alike.
         scales_E = np.ones(dim, np.float32)
-        scales_E[dim - added :] = SPREAD
-        head_lists = 0
-        head, scaled_LE = min(_HEAD, int(_HEAD_SHARE * labels)), rows_LE[order_L] / scales_E
+        scales_E[dim - bundle.augmentation.extra_dims :] = SPREAD
+        head_lists, head = 0, min(_HEAD, int(_HEAD_SHARE * labels))
+        scaled_LE = rows_LE[order_by_max_score(bundle, rows_LE, calibration)] / scales_E
         centroids = [cluster(scaled_LE[head:], choose_list_count(labels - head), device)]
         if head:
             head_lists = max(1, head // ROWS_PER_HEAD_LIST)
@@ -128,10 +126,10 @@ def train_index(
     """
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-        rows_LE = pad(rows_LE, width)
         if not isinstance(index, faiss.IndexIVF):
             index.add(rows_LE)
             return index
+        rows_LE = pad(rows_LE, width)
         if centroids_CE is None:
             centroids_CE = cluster(rows_LE, index.nlist, device)
         centroids_CE = pad(centroids_CE, width)

@@ -16,7 +16,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.index.building.filtered import tune_filtered
-from longtail.index.building.training import ROWS_PER_HEAD_LIST, bytes_per_label, make_index, order_by_max_score
+from longtail.index.building.training import ROWS_PER_HEAD_LIST, bytes_per_label, make_index
 from longtail.index.manifests import (
     CollectionRecord,
     FilteredSearch,
@@ -59,17 +59,12 @@ class TunedIndex:
     recall_k: int
     recall_queries: int
     seconds: float
+    recall: list[RecallAt]
+    """Served recall at every dial point, at the largest depth."""
     params_at: list[SearchParamsAt] = field(default_factory=list)
-    bytes_per_label: float | None = None
     kinds: list[Trial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
     collection: CollectionRecord | None = None
-
-    @property
-    def recall(self) -> list[RecallAt]:
-        """Return the served recall at every dial point, at the largest depth."""
-        served = [point for point in self.params_at if point.k == self.recall_k]
-        return [RecallAt(**point.model_dump(exclude={"k", "params"})) for point in served] or self.chosen.recall
 
     def searcher(self, bundle: Bundle) -> Searcher:
         """Create the searcher of a release of this index, which FAISS must hold."""
@@ -103,13 +98,12 @@ def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissI
     names = ", ".join(candidate.kind(labels) for candidate in specs)
     progress(f"exact answers for the recall of {names} over {labels:,} labels")
     calibration = Calibration(bundle, rows_LE)
-    order_L = order_by_max_score(bundle, rows_LE, calibration)
     target = max(TARGET, spec.recall_floor)
     candidates: list[_Candidate] = []
     lists = like if like is not None and like.has_lists else None
     for candidate in specs:
         progress(f"train and fill {candidate.kind(labels)}")
-        index = make_index(candidate, rows_LE, order_L, bundle.augmentation.extra_dims, like=lists)
+        index = make_index(candidate, bundle, rows_LE, calibration, like=lists)
         lists = lists or index
         # With the same lists codes recall no more than exact rows did, so their trials start there.
         exact = candidates[0].chosen if candidates else None
@@ -117,18 +111,19 @@ def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissI
     first = candidates[0]
     check_floor(first.chosen.lowest, spec, calibration, len(first.trials), "Use --spec flat")
     kinds = _compare_kinds(bundle, calibration, target, candidates, progress) if len(candidates) > 1 else []
-    fastest = choose_kind(kinds) if kinds else 0
-    best = candidates[fastest]
-    index, params = best.index, best.chosen.params
-    params_at = tune_dial_params(bundle, index, best.chosen, calibration, progress, target)
-    if index.has_lists and (dial_points := derived_dial_points(bundle)):
-        # Derived priors are measured alone, up to all lists: a request without them keeps its cheaper parameters.
-        k_factor = max(_K_FACTORS.get(index.kind, (1,)))
-        most = SearchParams(nprobe=index.list_count, k_factor=k_factor, head=index.head_lists > 0)
-        derived = Calibration(bundle, rows_LE, dial_points=dial_points)
-        at_most, goal = best.chosen.model_copy(update={"params": most}), (1 + spec.recall_floor) / 2
-        params_at += tune_dial_params(bundle, index, at_most, derived, progress, goal)
-        check_floor(min(params_at, key=lambda point: point.recall), spec, derived, 1, "Use --spec flat")
+    best = candidates[choose_kind(kinds) if kinds else 0]
+    index, params, params_at, filtered = best.index, best.chosen.params, list[SearchParamsAt](), None
+    if index.has_lists:
+        params_at = tune_dial_params(bundle, index, params, calibration, progress, target)
+        if dial_points := derived_dial_points(bundle):
+            # Derived priors are measured alone, up to all lists: a request without them keeps its cheaper parameters.
+            k_factor = max(_K_FACTORS.get(index.kind, (1,)))
+            most = SearchParams(nprobe=index.list_count, k_factor=k_factor, head=index.head_lists > 0)
+            derived = Calibration(bundle, rows_LE, dial_points=dial_points)
+            params_at += tune_dial_params(bundle, index, most, derived, progress, (1 + spec.recall_floor) / 2)
+            check_floor(min(params_at, key=lambda point: point.recall), spec, derived, 1, "Use --spec flat")
+        filtered = tune_filtered(bundle, rows_LE, Searcher(bundle, index, params, (), params_at), spec, progress)
+    served = [point.model_dump(exclude={"k", "params"}) for point in params_at if point.k == calibration.k]
     return TunedIndex(
         kind=index.kind,
         dim=rows_LE.shape[1],
@@ -138,11 +133,9 @@ def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissI
         trials=[trial for candidate in candidates for trial in candidate.trials],
         recall_k=calibration.k,
         recall_queries=calibration.queries,
-        bytes_per_label=kinds[fastest].bytes_per_label if kinds else bytes_per_label(index),
+        recall=[RecallAt(**point) for point in served] or best.chosen.recall,
         kinds=kinds,
-        filtered=tune_filtered(bundle, rows_LE, Searcher(bundle, index, params, (), params_at), spec, progress)
-        if index.has_lists
-        else None,
+        filtered=filtered,
         seconds=time.perf_counter() - started,
     )
 
@@ -184,19 +177,16 @@ def list_search_params(index: FaissIndex) -> Iterator[SearchParams]:
 def tune_dial_params(
     bundle: Bundle,
     index: FaissIndex,
-    chosen: Trial,
+    most: SearchParams,
     calibration: Calibration,
     progress: Progress,
-    target: float = TARGET,
+    target: float,
 ) -> list[SearchParamsAt]:
-    """Find the least sufficient parameters of each dial point and depth.
+    """Find the least sufficient parameters of each dial point and depth, at most those given.
 
-    Recall suffices at the target, or at the recall of the chosen parameters if that is below the target. The most
+    Recall suffices at the target, or at the recall of the given parameters if that is below the target. The most
     frequent labels must reach this recall on their own as well: time must not be saved at their expense.
     """
-    if not index.has_lists:
-        return []
-    most = chosen.params
     cheaper = [params for params in list_search_params(index) if params.maximum(most) == most != params]
     searcher = Searcher(bundle, index, most)
     frequent_L = np.zeros(index.labels, np.bool_)

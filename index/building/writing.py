@@ -19,24 +19,25 @@ from pathlib import Path
 
 import faiss
 
-from longtail.bundle import Bundle, FileRecord
-from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, record_files
+from longtail.bundle import Bundle
+from longtail.bundle.integrity import record_files
 from longtail.bundle.registry import RegisteredVersion
+from longtail.bundle.remote import MANIFESTS
 from longtail.bundle.store import atomic_directory, file_sha256, link_or_copy, working_directory
 from longtail.index.building.milvus import tune_collection
 from longtail.index.building.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.recall import Progress
-from longtail.index.release.index_files import write_index
+from longtail.index.release.index_files import FAISS_FILE, INDEX, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, QUERIES, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases, open_releases
 from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.spec import IndexSpec
 
 _MEASURED = (
-    *("kind", "dim", "collection", "params_at", "recall_k", "recall_queries", "bytes_per_label", "kinds"),
-    *("recall", "trials", "filtered"),
+    *("kind", "dim", "collection", "params_at", "recall_k", "recall_queries", "kinds", "recall"),
+    *("trials", "filtered"),
 )
 """Fields of `ReleaseManifest` that are copied from `TunedIndex`."""
 
@@ -74,7 +75,7 @@ class ReleaseWriter:
             queries_like: an earlier index of queries whose lists it takes over.
         """
         _ = bundle.labels.lifetimes  # refuses wrong ones before the work
-        if self.spec.milvus:
+        if self.spec.text.startswith("milvus"):
             server = self.releases.milvus()
             tuned = tune_collection(bundle, self.spec, server, self.filterable, self.progress)
         else:
@@ -85,7 +86,7 @@ class ReleaseWriter:
         """Write a release of a bundle with an earlier release's rows, and link its index."""
         self.progress(f"write {self.name} to {self.releases}")
         with atomic_directory(self.releases.root / self.name) as working:
-            _link_bundle(bundle, working / BUNDLE)
+            _link(bundle.path, working / BUNDLE, (*MANIFESTS, *bundle.manifest.files))
             _link(before.path, working, before.manifest.files)
             update = {
                 "name": self.name,
@@ -106,10 +107,12 @@ class ReleaseWriter:
             nullcontext() if collection is None else self.releases.collections().holding(self.name, collection),
             atomic_directory(self.releases.root / self.name) as working,
         ):
-            _link_bundle(bundle, working / BUNDLE)
-            files = write_index(working, tuned.index, bundle.priors)
+            _link(bundle.path, working / BUNDLE, (*MANIFESTS, *bundle.manifest.files))
+            write_index(working, tuned.index, bundle.priors)
             if queries is not None:
-                files |= self._write_queries(working, queries, queries_like)
+                self._write_queries(working, queries, queries_like)
+            labels = len(bundle.embeddings)
+            files = record_files(working, working / INDEX) | record_files(working, working / QUERIES)
             manifest = _write_manifest(
                 working,
                 ReleaseManifest(
@@ -119,12 +122,13 @@ class ReleaseWriter:
                     bundle_sha256=file_sha256(working / BUNDLE_MANIFEST),
                     registered=self.registered,
                     spec=self.spec.text,
-                    labels=len(bundle.embeddings),
+                    labels=labels,
                     priors=list(bundle.priors.settings),
                     factory=None if tuned.index is None else tuned.index.factory,
                     head_lists=0 if tuned.index is None else tuned.index.head_lists,
                     params=tuned.chosen.params,
                     recall_floor=self.spec.recall_floor,
+                    bytes_per_label=None if tuned.index is None else round(files[FAISS_FILE].bytes / labels, 2),
                     device=self.spec.device,
                     build_seconds=round(tuned.seconds, 2),
                     faiss=faiss.__version__,
@@ -137,8 +141,8 @@ class ReleaseWriter:
         self.releases.complete(self.name)
         return manifest
 
-    def _write_queries(self, working: Path, queries: Bundle, like: FaissIndex | None) -> dict[str, FileRecord]:
-        """Write an index of queries as a release inside a release; returns the records of its files."""
+    def _write_queries(self, working: Path, queries: Bundle, like: FaissIndex | None) -> None:
+        """Write an index of queries as a release inside a release."""
         spec = IndexSpec("flat" if self.spec.text == "flat" else "auto", self.spec.recall_floor)
         tuned = tune_index(queries, spec, lambda line: self.progress(f"index of queries: {line}"), like)
         lowest = tuned.chosen.lowest.recall
@@ -148,7 +152,6 @@ class ReleaseWriter:
         with working_directory(working / f"{QUERIES}.bundle") as folder:
             written = replace(queries.write(folder / BUNDLE), priors=queries.priors)
             ReleaseWriter(open_releases(working), QUERIES, spec, lambda _: None)._write(written, tuned, None, None)
-        return record_files(working, working / QUERIES)
 
 
 def free_name(releases: Releases, name: str | None, bundle_name: str) -> str:
@@ -173,13 +176,9 @@ def _write_manifest(working: Path, manifest: ReleaseManifest) -> ReleaseManifest
     return sealed
 
 
-def _link_bundle(bundle: Bundle, target: Path) -> None:
-    assert bundle.path is not None
-    _link(bundle.path, target, (MANIFEST, MANIFEST_SHA256, *bundle.manifest.files))
-
-
-def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+def _link(source: Path | None, target: Path, names: Iterable[str]) -> None:
     """Hard-link files of a directory, or copy them where the file system cannot link."""
+    assert source is not None
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:

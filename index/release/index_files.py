@@ -5,8 +5,6 @@ Legend: `L` labels.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +14,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle import Bundle, FileRecord, Priors
-from longtail.bundle.arrays import Array, Int32
+from longtail.bundle import Bundle, Priors
+from longtail.bundle.arrays import Int32
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.search.faiss_index import ON_GPU, FaissIndex
@@ -38,16 +36,19 @@ lists of `ivf_fastscan` into the process's memory with either flag. A FAISS with
 _reading = threading.Lock()
 
 
-def write_index(root: Path, index: FaissIndex | None, priors: Priors) -> dict[str, FileRecord]:
-    """Write `root/index/` and return the record of every file, by path below `root`; raises SpecError."""
+def write_index(root: Path, index: FaissIndex | None, priors: Priors) -> None:
+    """Write `root/index/`; raises SpecError."""
     (root / INDEX).mkdir()
-    files: dict[str, FileRecord] = {}
     if index is not None:
-        files[FAISS_FILE] = _write_faiss(root / FAISS_FILE, index.index)
+        try:
+            # A Python file reports a full disk; FAISS's own writer ignores an error at close.
+            with (root / FAISS_FILE).open("wb") as file:
+                faiss.write_index(index.index, faiss.PyCallbackIOWriter(file.write))
+        except RuntimeError as error:
+            raise SpecError(f"{FAISS_FILE}: expected an index that FAISS can write to a file, found {error}") from error
         if index.has_lists:
-            files[LISTS] = _write_array(root / LISTS, index.lists)
-    files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
-    return files
+            np.save(root / LISTS, index.lists, allow_pickle=False)
+    np.save(root / PRIORS, priors.values_LP, allow_pickle=False)
 
 
 def read_index(
@@ -89,25 +90,6 @@ def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -
             f"found {values_LP.dtype} {list(values_LP.shape)}"
         )
     return Priors(tuple(manifest.priors), values_LP)
-
-
-def _write_faiss(path: Path, index: Any) -> FileRecord:
-    """Write a FAISS index and compute its checksum on the way."""
-    # A Python file reports a full disk; FAISS's own writer ignores an error at close.
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
-
-        def write(block: bytes) -> int:
-            nonlocal size
-            digest.update(block)
-            size += len(block)
-            return file.write(block)
-
-        try:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(write))
-        except RuntimeError as error:
-            raise SpecError(f"{path.name}: expected an index that FAISS can write to a file, found {error}") from error
-    return FileRecord(sha256=digest.hexdigest(), bytes=size)
 
 
 def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
@@ -161,10 +143,3 @@ def _read_array(path: Path) -> Any:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as error:
         raise ReleaseCorruptError(f"{path}: expected a NumPy array file: {error}") from error
-
-
-def _write_array(path: Path, array: Array) -> FileRecord:
-    content = io.BytesIO()
-    np.save(content, array, allow_pickle=False)
-    path.write_bytes(content.getbuffer())
-    return FileRecord(sha256=hashlib.sha256(content.getbuffer()).hexdigest(), bytes=content.tell())

@@ -170,10 +170,8 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
         corrupt=ReleaseCorruptError,
         unread=ReleaseVersionError,
     )
-    if manifest.checksum != manifest.expected_checksum():
-        raise ReleaseCorruptError(
-            f"{file}: expected checksum {manifest.expected_checksum()} for its content, found {manifest.checksum!r}"
-        )
+    if manifest.checksum != (checksum := manifest.sealed().checksum):
+        raise ReleaseCorruptError(f"{file}: expected checksum {checksum} for its content, found {manifest.checksum!r}")
     if manifest.name != (name or path.name):
         raise ReleaseCorruptError(f"{file}: expected the release {name or path.name!r}, found {manifest.name!r}")
     try:

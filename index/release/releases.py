@@ -83,9 +83,7 @@ class Releases(ABC):
     """
 
     root: Path
-
-    def __init__(self, milvus: MilvusServer | None = None) -> None:
-        self._milvus = milvus
+    _milvus: MilvusServer | None
 
     def milvus(self) -> MilvusServer:
         """Get the Milvus server; raises SpecError if neither the caller nor the environment names one."""
@@ -389,8 +387,7 @@ class LocalReleases(Releases):
     """The releases in a directory; a directory that does not exist yet holds none."""
 
     def __init__(self, source: str | Path, milvus: MilvusServer | None = None) -> None:
-        super().__init__(milvus)
-        self.root = local_path(source)
+        self.root, self._milvus = local_path(source), milvus
 
     def __str__(self) -> str:
         return str(self.root)
@@ -464,8 +461,7 @@ class RemoteReleases(Releases):
     """The releases below a URL such as `s3://bucket/releases`, and their verified copies in `root`."""
 
     def __init__(self, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
-        super().__init__(milvus)
-        self.store = ObjectStore(str(source))
+        self.store, self._milvus = ObjectStore(str(source)), milvus
         self.root = copies_path(self.store.url, cache)
 
     def __str__(self) -> str:

@@ -7,7 +7,6 @@ coordinates of an augmented row.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -40,54 +39,38 @@ ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat")
 """Kinds that a GPU can search."""
 
 
-@dataclass(frozen=True)
 class FaissIndex:
     """A FAISS index over all labels. Safe for concurrent searches.
 
-    Attributes:
+    Args:
         index: the FAISS index; id i is label row i.
         stored_lists_L: int32, the inverted list of every row; None: read from the index when needed.
         gpu: copy of the index on a GPU, which answers the searches that a GPU can do.
         head_lists: number of lists of the head, the last ones.
+
+    Attributes:
+        labels: number of labels, L.
+        width: coordinates of a row in the index, at least E.
+        lossy: whether scores are approximations, to be computed again exactly.
+        has_lists: whether the index is an inverted file.
+        list_count: number of inverted lists; 1 without any.
     """
 
-    kind: Kind
-    factory: str
-    index: Any
-    stored_lists_L: Int32 | None = None
-    gpu: GpuIndex | None = None
-    head_lists: int = 0
-
-    @cached_property
-    def labels(self) -> int:
-        """Count the labels, L."""
-        return int(self.index.ntotal)
-
-    @cached_property
-    def width(self) -> int:
-        """Count the coordinates of a row in the index, at least E."""
-        return int(self.index.d)
-
-    @cached_property
-    def list_count(self) -> int:
-        """Count the inverted lists; 1 without any."""
-        return int(self.index.nlist) if self.has_lists else 1
-
-    @cached_property
-    def lossy(self) -> bool:
-        """Return whether scores are approximations, to be computed again exactly."""
-        return self.kind in _CODED
-
-    @cached_property
-    def has_lists(self) -> bool:
-        """Return whether the index is an inverted file."""
-        return self.kind != "flat"
+    def __init__(
+        self, kind: Kind, factory: str, index: Any, stored_lists_L: Int32 | None = None, gpu: GpuIndex | None = None,
+        head_lists: int = 0,
+    ) -> None:  # fmt: skip
+        self.kind, self.factory, self.index, self.gpu, self.head_lists = kind, factory, index, gpu, head_lists
+        self._stored_lists_L = stored_lists_L
+        self.labels, self.width = int(index.ntotal), int(index.d)
+        self.lossy, self.has_lists = kind in _CODED, kind != "flat"
+        self.list_count = int(index.nlist) if self.has_lists else 1
 
     @cached_property
     def lists(self) -> Int32:
         """Get the inverted list of every row, int32 [L]."""
-        if self.stored_lists_L is not None:
-            return self.stored_lists_L
+        if self._stored_lists_L is not None:
+            return self._stored_lists_L
         lists_L = np.empty(self.labels, np.int32)
         inverted = self.index.invlists
         for list_number in range(self.index.nlist):

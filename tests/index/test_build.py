@@ -51,6 +51,7 @@ def test_reused_lists_hold_added_removed_and_changed_labels(spec: str, tmp_path:
     first, second = (open_releases(tmp_path / "r").verify(name).searcher.index for name in ("first", "second"))
     assert (manifest.kind, manifest.labels, manifest.spec) == (first.kind, 800, "auto")
     assert min(at.recall for at in manifest.recall) >= 0.95
+    assert manifest.bytes_per_label == round((tmp_path / "r/second/index/index.faiss").stat().st_size / 800, 2)
     if first.has_lists:
         np.testing.assert_array_equal(first.centroids, second.centroids)
         narrow = make_bundle(labels=700, dim=4).write(tmp_path / "narrow")

@@ -29,8 +29,8 @@ def order(bundle: Bundle) -> Int64:
 
 
 @pytest.fixture(scope="module")
-def index(bundle: Bundle, order: Int64) -> FaissIndex:
-    return make_index(IndexSpec("ivf_flat"), bundle.rows(), order, 1)
+def index(bundle: Bundle) -> FaissIndex:
+    return make_index(IndexSpec("ivf_flat"), bundle, bundle.rows(), Calibration(bundle, bundle.rows()))
 
 
 @pytest.fixture(scope="module")

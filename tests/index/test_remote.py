@@ -16,7 +16,7 @@ import pytest
 from longtail.bundle import BundleCorruptError, BundleExistsError, objects as objects_module
 from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import local_bundle, upload_bundle
+from longtail.bundle.remote import download_bundle, upload_bundle
 from longtail.bundle.store import file_sha256
 from longtail.index import (
     LongtailIndexError,
@@ -335,7 +335,7 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     for name in ("manifest.sha256", "manifest.json"):
         store.upload(copy / name, name)
     with pytest.raises(BundleCorruptError, match="expected file names below the directory, found"):
-        local_bundle(url)
+        download_bundle(url)
     assert not list(tmp_path.rglob("out"))
 
 
@@ -352,17 +352,17 @@ def test_a_release_name_is_used_once(bundle_path: Path, url: str, tmp_path: Path
 def test_a_bundle_is_uploaded_and_downloaded(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     with pytest.raises(BundleCorruptError, match=r"expected a bundle \(a folder with manifest.json\), found none"):
-        local_bundle(url)
+        download_bundle(url)
     upload_bundle(bundle_path, url)
     upload_bundle(bundle_path, url)
-    copy = local_bundle(url, tmp_path / "other")
+    copy = download_bundle(url, tmp_path / "other")
     files = sorted(path.relative_to(bundle_path) for path in bundle_path.rglob("*") if path.is_file())
     assert sorted(path.relative_to(copy) for path in copy.rglob("*") if path.is_file()) == files
     assert all((copy / file).read_bytes() == (bundle_path / file).read_bytes() for file in files)
     # A folder without its manifest is no bundle, whatever else is there.
     ObjectStore(url).delete(["manifest.json"])
     with pytest.raises(BundleCorruptError, match="found none"):
-        local_bundle(url)
+        download_bundle(url)
 
 
 def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path: Path, s3: S3Server) -> None:
