@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -25,7 +25,6 @@ from longtail.index.building.refresh import RefreshOptions, refresh, refresh_pri
 from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
-from longtail.index.recall import Progress
 from longtail.index.release.releases import find_release, open_releases, split_release
 from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
@@ -86,7 +85,7 @@ class VectorOptions:
 
     vectors: Annotated[Path | None, typer.Option(help="The vectors as .npy, rows in the order of LABELS.")] = None
     queries: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Example queries: a table with a column `vector`, or .npy.")
+        str | None, typer.Option(metavar="TABLE", help="Example queries: a table with a column `vector`, or .npy.")
     ] = None
     similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot"
     temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0
@@ -147,17 +146,12 @@ def build_(
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
     columns = None if filterable is None else [name for part in filterable.split(",") if (name := part.strip())]
-    with _reporting(releases, publish, "load and verify the bundle") as report:
-        report.manifest = build(
-            bundle,
-            releases,
-            spec=index.index_spec(),
-            name=name,
-            priors=None if priors is None else PriorSpec.load(priors),
-            filterable=columns,
-            queries=None if queries is None else as_source(queries),
-            progress=report.progress,
-        )
+    spec, prior_spec = index.index_spec(), None if priors is None else PriorSpec.load(priors)
+    known_queries = None if queries is None else as_source(queries)
+    write = partial(
+        build, bundle, releases, spec=spec, name=name, priors=prior_spec, filterable=columns, queries=known_queries
+    )
+    _write_release(releases, publish, "load and verify the bundle", write)
 
 
 @app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases")
@@ -176,9 +170,8 @@ def from_vectors(
     publish: PublishOption = False,
 ) -> None:
     """Index vectors of any two-tower model. Requests to that release have the dial, too."""
-    files = options.files(labels)
-    with _reporting(releases, publish, "read the vectors") as report:
-        report.manifest = build_from_vectors(files, releases, spec=spec, name=name, progress=report.progress)
+    write = partial(build_from_vectors, options.files(labels), releases, spec=spec, name=name)
+    _write_release(releases, publish, "read the vectors", write)
 
 
 @app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
@@ -194,8 +187,8 @@ def priors(
     if values is None:
         raise LongtailIndexError(f"{table}: expected a table of priors, found none; name one as `table`")
     root, release = find_release(releases)
-    with _reporting(root, publish, "load and verify the release") as report:
-        report.manifest = refresh_priors(root, values, source=release, progress=report.progress)
+    write = partial(refresh_priors, root, values, source=release)
+    _write_release(root, publish, "load and verify the release", write)
 
 
 @app.command("refresh", epilog="Example: longtail-index refresh releases clicks.parquet --publish")
@@ -233,11 +226,8 @@ def refresh_(
     except FileNotFoundError as error:
         raise LongtailIndexError(str(error)) from None
     options = RefreshOptions(whole_log=whole_log, changes=changes, ahead=every)
-    with _reporting(root, publish, "load and verify the release") as report:
-        try:
-            report.manifest = refresh(root, as_source(log), options, source=release, progress=report.progress)
-        except NothingNewError as nothing:
-            typer.echo(f"nothing to do: {nothing}", err=True)
+    write = partial(refresh, root, as_source(log), options, source=release)
+    _write_release(root, publish, "load and verify the release", write)
 
 
 @app.command(epilog="Example: longtail-index publish releases/books-2")
@@ -378,17 +368,8 @@ def _say_who_follows(releases: str) -> None:
     )  # fmt: skip
 
 
-@dataclass
-class _BuildReport:
-    """Progress of a build, and the release that the build wrote, if any."""
-
-    progress: Progress
-    manifest: ReleaseManifest | None = None
-
-
-@contextmanager
-def _reporting(releases: str, publish: bool, first: str) -> Iterator[_BuildReport]:
-    """Show the progress of a build; then describe the new release, and publish it where that was requested."""
+def _write_release(releases: str, publish: bool, first: str, write: Callable[..., ReleaseManifest]) -> None:
+    """Write a release and show the progress; then describe the release, and publish it if requested."""
     # Read before the build, so that a wrong promise.toml costs no build.
     promise = open_releases(releases).promise() if publish else None
     notes: list[str] = []
@@ -399,10 +380,11 @@ def _reporting(releases: str, publish: bool, first: str) -> Iterator[_BuildRepor
             if line.startswith(_NOTED):
                 notes.append(line)
 
-        report = _BuildReport(progress)
-        yield report
-    if (manifest := report.manifest) is None:
-        return
+        try:
+            manifest = write(progress=progress)
+        except NothingNewError as nothing:
+            typer.echo(f"nothing to do: {nothing}", err=True)
+            return
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     if (registered := manifest.registered) is not None:
         print(f"from {registered.source}, run {registered.run}")
