@@ -101,14 +101,14 @@ def _moving(pairs_GH: Float64, hours: int) -> Float64:
     return np.asarray(sums_GX[:, hours:] - sums_GX[:, :-hours])
 
 
-def _of_day(pairs_GH: Float64) -> Float64:
+def _sum_day(pairs_GH: Float64) -> Float64:
     # Of 25 hours the outer two count half, so that every hour of the day has the same weight.
     return (_moving(pairs_GH, 25) + _moving(pairs_GH, 23)) / 2
 
 
-def _of_hour(pairs_GH: Float64) -> Float64:
+def _sum_hour(pairs_GH: Float64) -> Float64:
     by_day = _moving(pairs_GH, 3).reshape(len(pairs_GH), 7, 24)
     return np.tile(by_day.sum(axis=1), (1, 7))
 
 
-_WINDOWS: dict[Window, Callable[[Float64], Float64]] = {"day": _of_day, "hour": _of_hour}
+_WINDOWS: dict[Window, Callable[[Float64], Float64]] = {"day": _sum_day, "hour": _sum_hour}

@@ -110,7 +110,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
                 | {
                     "read_at": max(adder.data_until, newest).isoformat(),
                     "labels_added": report.added,
-                    "labels_embedded_anew": report.reembedded,
+                    "labels_reembedded": report.reembedded,
                     "labels_removed": report.removed,
                 },
             }

@@ -39,7 +39,7 @@ class ClientInputs(NamedTuple):
     has_queries: bool = False
 
     @classmethod
-    def of_release(cls, bundle: Manifest, release: ReleaseManifest) -> ClientInputs:
+    def from_manifests(cls, bundle: Manifest, release: ReleaseManifest) -> ClientInputs:
         """Read the inputs from a release's manifests."""
         return cls(bundle, [prior.name for prior in release.priors], release.queries > 0)
 

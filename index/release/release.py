@@ -186,7 +186,7 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
     return manifest
 
 
-def files_of(path: Path, name: str | None = None) -> dict[str, FileRecord]:
+def list_files(path: Path, name: str | None = None) -> dict[str, FileRecord]:
     """Get the records of all files of a release except its manifests, by path."""
     release, bundle = read_release_manifest(path, name), read_manifest(path / BUNDLE)
     return release.files | {f"{BUNDLE}/{file}": record for file, record in bundle.files.items()}

@@ -47,7 +47,7 @@ from longtail.index.release.release import (
     RELEASE_MANIFEST,
     Release,
     check_name,
-    files_of,
+    list_files,
     open_release,
     read_release_manifest,
 )
@@ -182,7 +182,7 @@ class Releases(ABC):
     def bytes(self, name: str) -> int:
         """Compute the total size of a release's files, in bytes."""
         with self.manifests(name) as path:
-            return sum(record.bytes for record in files_of(path).values())
+            return sum(record.bytes for record in list_files(path).values())
 
     def promise(self) -> QualityPromise:
         """Read `promise.toml` of these releases; raises BundleError."""
@@ -239,7 +239,9 @@ class Releases(ABC):
             current = self._current_inputs(pointers.current, force=force)
             lines, unmet = promise.judge_release(release.bundle.manifest, None if current is None else current.manifest)
             if current is not None and pointers.current != name:
-                unmet += breaking_changes(current, ClientInputs.of_release(release.bundle.manifest, release.manifest))
+                unmet += breaking_changes(
+                    current, ClientInputs.from_manifests(release.bundle.manifest, release.manifest)
+                )
             if unmet and not force:
                 raise NotPublishableError(
                     f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; `longtail-index "
@@ -355,7 +357,7 @@ class Releases(ABC):
         try:
             if current is not None:
                 with self.manifests(current) as path:
-                    return ClientInputs.of_release(read_manifest(path / BUNDLE), read_release_manifest(path))
+                    return ClientInputs.from_manifests(read_manifest(path / BUNDLE), read_release_manifest(path))
         except (BundleError, LongtailIndexError):
             pass
         except ObjectStoreError:
@@ -506,7 +508,7 @@ class RemoteReleases(Releases):
         """
         target = self.root / check_name(name)
         remove_stale(self.root)
-        if not download(self.store, f"{name}/", _MANIFESTS, partial(files_of, name=name), target):
+        if not download(self.store, f"{name}/", _MANIFESTS, partial(list_files, name=name), target):
             raise ReleaseNotFoundError.for_name(name, self.names(), str(self))
         os.utime(target)  # marks the copy as in use for `drop_copies`
         return target
@@ -557,7 +559,7 @@ class RemoteReleases(Releases):
 
     def _upload(self, path: Path) -> None:
         self._refuse_reuse(path.name)
-        upload(self.store, f"{path.name}/", path, [*files_of(path), *_MANIFESTS[:-1]], RELEASE_MANIFEST)
+        upload(self.store, f"{path.name}/", path, [*list_files(path), *_MANIFESTS[:-1]], RELEASE_MANIFEST)
 
     def complete(self, name: str) -> None:
         """Upload a release from `root`; after a ObjectStoreError the release stays there."""

@@ -58,10 +58,6 @@ class Eligible:
         """Create the set of rows where a mask, bool [L], is true."""
         return cls(np.packbits(mask_L, bitorder="little"), len(mask_L))
 
-    def intersect_mask(self, mask_L: Bools) -> Eligible:
-        """Intersect the set with a mask, bool [L]."""
-        return Eligible(self._bits & np.packbits(mask_L, bitorder="little"), self.labels)
-
     def intersect(self, visible: Eligible) -> Eligible:
         """Intersect the set with another set."""
         return self if visible.is_complete else Eligible(self._bits & visible._bits, self.labels)

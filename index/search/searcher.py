@@ -235,7 +235,7 @@ class Searcher:
             if self._is_short(first):
                 rows_R = first.allowed(self._buckets_L)
                 return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
-            eligible = self._visible.intersect_mask(first.mask(self._buckets_L))
+            eligible = Eligible.from_mask(first.mask(self._buckets_L)).intersect(self._visible)
         else:
             eligible = self._eligible(first.buckets, first.selection)
             if filters_b and first.exclude is not None:

@@ -93,7 +93,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     assert after.manifest.training_data == before.manifest.training_data | {
         "read_at": "2026-06-01T00:00:00+00:00",
         "labels_added": 2,
-        "labels_embedded_anew": 1,
+        "labels_reembedded": 1,
         "labels_removed": 1,
     }
     for name in ("query_tower.onnx", "label_tower.onnx", "report.html", "metrics.json", "calibration_queries.npy"):
