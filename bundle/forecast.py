@@ -28,7 +28,7 @@ from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
 from longtail.bundle.ids import id_text
 from longtail.bundle.manifest import LogColumns
-from longtail.bundle.mapped_table import map_table, write_table
+from longtail.bundle.mapped_table import combine_chunks, map_table, write_table
 from longtail.bundle.one_line import one_line
 from longtail.bundle.values import parse_number
 from longtail.bundle.weighed_pairs import WeighedPairs
@@ -359,17 +359,18 @@ class Forecast:
         about = table.schema.metadata or {}
         try:
             settings = ForecastSettings.model_validate_json(about[_ABOUT])
-            sums = np.asarray(table[_SUMS].combine_chunks().flatten()).reshape(len(table), -1)
-            first = np.asarray(table[_FIRST])
-            extra = {name: np.asarray(table[name]) for name in (_LOG_SHARES, _OFFSET) if name in table.column_names}
-            rest = table.drop_columns([_SUMS, _FIRST, *extra]).replace_schema_metadata(None)
+            sums = np.asarray(combine_chunks(table[_SUMS]).flatten()).reshape(len(table), -1)
+            numbers = [_FIRST, *(name for name in (_LOG_SHARES, _OFFSET) if name in table.column_names)]
+            columns = {name: np.asarray(combine_chunks(table[name])) for name in numbers}
+            rest = table.drop_columns([_SUMS, *columns]).replace_schema_metadata(None)
             seasons = None
             if settings.calendar is not None:
                 groups = len(settings.calendar.values) + 1
                 seasons = np.frombuffer(about[_SEASONS], np.float64).reshape(groups, HOURS)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET), seasons)
+        released, offset = map(columns.get, (_LOG_SHARES, _OFFSET))
+        return cls(settings, sums, columns[_FIRST], rest, about.get(_MODEL), released, offset, seasons)
 
     def _read_dates(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
@@ -485,7 +486,7 @@ class Forecast:
         return booster
 
     def _coded(self, name: str) -> pa.DictionaryArray:
-        return self.about[name].combine_chunks()
+        return combine_chunks(self.about[name])
 
     @cached_property
     def _codes(self) -> dict[str, dict[str, int]]:
