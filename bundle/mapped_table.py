@@ -48,7 +48,7 @@ def map_columns(
     path: Path, id_name: str, numbers: Mapping[str, npt.DTypeLike], optional: Mapping[str, npt.DTypeLike] = {},
     *, verify: bool = True,
 ) -> tuple[pa.Array, dict[str, Array], pa.Table]:  # fmt: skip
-    """Map a column of ids, string or large_string [rows], columns of numbers by name, and the other columns.
+    """Map ids, string or large_string [rows], numbers by name, and the other columns.
 
     Raises BundleCorruptError, or BundleInvariantError for a missing column, another type or nulls.
     """
