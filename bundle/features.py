@@ -69,8 +69,10 @@ class FeatureReader:
                 ids = cast("list[str]", present) if set(map(type, present)) <= _ONLY_STRINGS else _strings(present)
                 if isinstance(ids, int):
                     raise refused(present_B[ids], feature.name, "id", present[ids])
-                rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
-                rows_B[present_B] = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
+                rows_B = np.array(self._vocabularies[str(feature.vocabulary)].lookup_all(ids), np.int32)
+                if len(ids) < len(values_B):
+                    rows_b, rows_B = rows_B, np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
+                    rows_B[present_B] = rows_b
                 inputs[feature.name] = rows_B
             elif feature.kind == "number":
                 inputs |= read_numbers(feature, values_B)

@@ -35,7 +35,6 @@ class Retrieval(AnsweredBatch):
         prices: part of the floors' cost of each label, by position of a query with floors.
         explanations: unfinished explanations by the query's position; each is in its result once it has ended.
         unknown_B: numbers of unknown ids in the features and in the history of each query.
-        unknown: numbers of unknown ids in all `exclude` and in all `allow`.
         promise_holds: whether the labels available are nearly those of which the release's promises were measured.
     """
 
@@ -50,8 +49,6 @@ class Retrieval(AnsweredBatch):
     prices: Mapping[int, Sequence[dict[str, Any] | None]]
     explanations: dict[int, Iterator[None]] = field(default_factory=dict)
     unknown_B: Sequence[tuple[int, int]] = ()
-    unknown: Mapping[str, int]
-    seconds: Mapping[str, float]
     promise_holds: bool
     priors: Priors
     has_cooccurrence: bool

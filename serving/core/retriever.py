@@ -591,8 +591,9 @@ class Retriever:
         for i, pool in pools.items():
             tails[i] = tails.get(i, {}) | {"pool": pool}
         searched = perf_counter()
-        ends_B, unshifted_B = np.cumsum([len(rows_K) for rows_K in rows_B]).tolist(), list(scores_B)
+        ends_B, unshifted_B = list[int](), list(scores_B)
         for i, query in enumerate(queries):
+            ends_B.append(len(rows_B[i]) + (ends_B[-1] if i else 0))  # NumPy's sum takes ten times as long
             if query.weights.shift:
                 scores_B[i] = scores_B[i] + np.float32(query.weights.shift)
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)

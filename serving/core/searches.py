@@ -53,7 +53,7 @@ from longtail.serving.errors import (
 )
 from longtail.serving.events import EventSink
 from longtail.serving.events.schema import event_json
-from longtail.serving.monitoring import AnsweredSearch, ArmAnswer, Monitoring
+from longtail.serving.monitoring import ArmAnswer, Monitoring
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys
 
@@ -385,9 +385,10 @@ class Searches:
         lines: Sequence[bytes],
     ) -> None:
         """Count answers, record some as events, mirror some."""
-        features_B = [query.features for query in queries] if queries and self._settings.groups else None
-        search = AnsweredSearch(retrieval, retrieval.unknown, waited, retrieval.seconds, features_B)
-        self._monitoring.count_answers(search)
+        retrieval.waited = waited
+        if queries and self._settings.groups:
+            retrieval.features_B = [query.features for query in queries]
+        self._monitoring.count_answers(retrieval)
         if lines:
             self._monitoring.count("dropped", self._events.offer(lines))
         if queries and self._mirror.staged is not None:

@@ -17,7 +17,6 @@ from longtail.serving.monitoring.baseline import (
 from longtail.serving.monitoring.outcomes import Monitoring
 from longtail.serving.monitoring.records import (
     AnsweredBatch,
-    AnsweredSearch,
     ArmAnswer,
     Basis,
     ChosenLabels,
@@ -29,7 +28,6 @@ from longtail.serving.monitoring.records import (
 __all__ = [
     "AnswerBaseline",
     "AnsweredBatch",
-    "AnsweredSearch",
     "ArmAnswer",
     "Basis",
     "CalibrationCandidates",

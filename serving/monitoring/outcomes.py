@@ -55,7 +55,6 @@ from longtail.serving.monitoring.records import (
     RESTRICTIONS,
     SOURCES,
     AnsweredBatch,
-    AnsweredSearch,
     ChosenLabels,
 )
 from longtail.serving.monitoring.report import make_report
@@ -129,7 +128,7 @@ class Monitoring(Collector):
         self._counters = Counters(self._root, self.slot.worker)
         self._begin_lock, self._report_lock, self._lock, self._flushing = (threading.Lock() for _ in range(4))
         self._requests = deque[tuple[str, int, float]]()
-        self._searches = deque[AnsweredSearch]()
+        self._searches = deque[AnsweredBatch]()
         self._releases: dict[str, _CountedRelease] = {}
         self._current: _CountedRelease | None = None
         self._offline = OfflineFigures()
@@ -189,9 +188,9 @@ class Monitoring(Collector):
         if len(self._requests) >= _MOST_WAITING:
             self.flush()
 
-    def count_answers(self, search: AnsweredSearch) -> None:
+    def count_answers(self, batch: AnsweredBatch) -> None:
         """Count a search and its answers."""
-        self._searches.append(search)
+        self._searches.append(batch)
         if len(self._searches) >= _MOST_WAITING:
             self.flush()
 
@@ -270,12 +269,12 @@ class Monitoring(Collector):
             for route, requests in by_route.items():
                 with self._lock:
                     self._count_requests(route, requests)
-            by_release = defaultdict[str, list[AnsweredSearch]](list)
+            by_release = defaultdict[str, list[AnsweredBatch]](list)
             for _ in range(len(self._searches)):
-                search = self._searches.popleft()
-                by_release[search.batch.release].append(search)
-            for searches in by_release.values():
-                self._count_searches(searches)
+                batch = self._searches.popleft()
+                by_release[batch.release].append(batch)
+            for batches in by_release.values():
+                self._count_searches(batches)
 
     def _count_requests(self, route: str, requests: Sequence[tuple[int, float]]) -> None:
         statuses, seconds = zip(*requests, strict=True)
@@ -296,16 +295,16 @@ class Monitoring(Collector):
         release = _NO_RELEASE if self._current is None else self._current.name
         return self._counters.get_minute(self._clock(), release)
 
-    def _count_searches(self, searches: Sequence[AnsweredSearch]) -> None:
+    def _count_searches(self, searches: Sequence[AnsweredBatch]) -> None:
         """Count searches of one release, and their answers.
 
         An answer that has a promise is judged by its first labels only, up to the baseline's number per query. For a
         release older than those counted here, no deciles and no exposed labels are counted.
         """
         waited = [*chain.from_iterable([search.waited for search in searches])]
-        queries = [len(search.batch.ends_B) for search in searches]
+        queries = [len(search.ends_B) for search in searches]
         self.count_searches(queries, waited, [search.seconds for search in searches])
-        batch = AnsweredBatch.joined([search.batch for search in searches])
+        batch = AnsweredBatch.joined(searches)
         unknown = Counter[str]()
         for search in searches:
             unknown.update(search.unknown)
@@ -317,7 +316,7 @@ class Monitoring(Collector):
             totals["unknown_ids"] += [unknown["exclude"], unknown["allow"]]
             for search in searches:
                 if search.features_B is not None:
-                    self._count_groups(search.features_B, search.batch)
+                    self._count_groups(search.features_B, search)
             self._count_arms(batch)
             if release is not None:
                 release.labels.count(batch.rows_N, timestamp)

@@ -72,6 +72,10 @@ class AnsweredBatch:
         judged_at_B: λ whose promise holds for the answer, float32 [B]; NaN: the release promises nothing for it.
         ids: what the queries named, by the kinds of `ID_KINDS`.
         bases: numbers of queries by what their answers stand on; empty for similar labels.
+        unknown: numbers of unknown ids in all `exclude` and in all `allow`.
+        seconds: duration of each stage of the search.
+        waited: seconds that each request of the search waited in the queue.
+        features_B: features of each query, for groups of them; None: they are not counted by groups.
     """
 
     release: str
@@ -90,15 +94,19 @@ class AnsweredBatch:
     restrictions_B: Sequence[Sequence[Restriction]] | None = None
     ids: Mapping[IdKind, IdCounts] = field(default_factory=dict)
     bases: Mapping[Basis, int] = field(default_factory=dict)
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    waited: Sequence[float] = ()
+    features_B: Sequence[Mapping[str, Any] | None] | None = None
 
     @staticmethod
     def joined(batches: Sequence[AnsweredBatch]) -> AnsweredBatch:
-        """Join answered batches of one release."""
+        """Join the answers of batches of one release; what concerns the searches is left out."""
         if len(batches) == 1:
             return batches[0]
         sizes = [len(batch.ends_B) for batch in batches]
         starts = accumulate([batch.ends_B[-1] if batch.ends_B else 0 for batch in batches], initial=0)
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate([getattr(batch, name) for batch in batches])
             for name in (
                 "bias_removal_B", "popularity_B", "cooccurrence_B", "judged_at_B", "rows_N", "scores_N", "buckets_N",
@@ -136,24 +144,6 @@ def _optional(columns: Sequence[Sequence[Any] | None], sizes: Sequence[int], mis
     for column, size in zip(columns, sizes, strict=True):
         joined += [missing] * size if column is None else column
     return joined
-
-
-class AnsweredSearch(NamedTuple):
-    """The counts of one search for a batch.
-
-    Attributes:
-        batch: the answers.
-        unknown: numbers of unknown ids in `exclude` and in `allow`.
-        waited: seconds that each request of the search waited in the queue.
-        seconds: duration of each stage.
-        features_B: features of each query, for groups of them; None: they are not counted by groups.
-    """
-
-    batch: AnsweredBatch
-    unknown: Mapping[str, int]
-    waited: Sequence[float]
-    seconds: Mapping[str, float]
-    features_B: Sequence[Mapping[str, Any] | None] | None = None
 
 
 Source = Literal["feedback", "organic"]

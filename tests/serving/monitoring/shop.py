@@ -17,7 +17,7 @@ from longtail.serving.monitoring import (
     Monitoring,
     Promises,
 )
-from longtail.serving.monitoring.records import AnsweredSearch, IdKind, Restriction, Source
+from longtail.serving.monitoring.records import IdKind, Restriction, Source
 from longtail.serving.monitoring.workers import Workers, WorkerSlot
 from tests.clock import Clock
 
@@ -102,7 +102,7 @@ def open_monitoring(state: Path, clock: Clock, *, worker: int = 0, begin: bool =
 
 
 def count_batch(monitoring: Monitoring, batch: AnsweredBatch) -> None:
-    monitoring.count_answers(AnsweredSearch(batch, {}, [], {}))
+    monitoring.count_answers(batch)
     monitoring.flush()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from longtail.serving.monitoring import ArmAnswer, Monitoring
 from longtail.serving.monitoring.outcomes import UNKNOWN_ROUTE
-from longtail.serving.monitoring.records import AnsweredSearch, IdCounts
+from longtail.serving.monitoring.records import IdCounts
 from tests.clock import Clock
 from tests.serving.monitoring.shop import BUCKETS, answered, chosen, scrape
 
@@ -52,7 +52,7 @@ def test_requests_are_in_series_and_traffic_in_report(
 
 
 def test_answers_are_in_series_and_report(monitoring: Monitoring, clock: Clock) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}, [], {}))
+    monitoring.count_answers(replace(answered([[0, 1, 4], [0, 8, 12]]), unknown={"exclude": 2, "allow": 1}))
     counted = scrape(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
@@ -70,7 +70,7 @@ def test_answers_are_in_series_and_report(monitoring: Monitoring, clock: Clock) 
 
 
 def test_restricted_answers_have_their_own_series(monitoring: Monitoring) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}, [], {}))
+    monitoring.count_answers(answered([[0, 1, 4]], restrictions=["buckets"]))
     counted = scrape(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
@@ -78,8 +78,8 @@ def test_restricted_answers_have_their_own_series(monitoring: Monitoring) -> Non
 
 
 def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]] * 5, floored=(4, 1)), {}, [], {}))
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]]), {}, [], {}))
+    monitoring.count_answers(answered([[0, 1, 4]] * 5, floored=(4, 1)))
+    monitoring.count_answers(answered([[0, 1, 4]]))
     counted = scrape(monitoring)
     assert [counted[f'longtail_floored_queries_total{{met="{met}"}}'] for met in ("yes", "no")] == [3, 1]
     assert monitoring.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
@@ -114,7 +114,7 @@ def test_totals_add_up_workers_and_survive_restarts(open_monitoring: Callable[..
         for worker in range(2):
             monitoring = open_monitoring(worker=worker, routes=["/livez"], groups={"user": ["ä"]})
             monitoring.count_request("/livez", 200, 0.1)
-            monitoring.count_answers(AnsweredSearch(answered([[0], [4]]), {}, [], {}, [{"user": "ä"}, None]))
+            monitoring.count_answers(replace(answered([[0], [4]]), features_B=[{"user": "ä"}, None]))
             monitoring.count_choice(chosen([0], [0], arm=ArmAnswer("week-1", "tail", 7)))
             monitoring.count("timeouts")
             monitoring.close()
@@ -143,7 +143,8 @@ def test_joint_counting_equals_single_counting(clock: Clock, tmp_path: Path) -> 
         for position, batch in enumerate(batches):
             monitoring.count_request("/v1/retrieve", 200 + 300 * (position % 2), 0.004 * position)
             seconds = {"encode": 0.001, "search": 0.25 * position, "answer": 3.0}
-            monitoring.count_answers(AnsweredSearch(batch, {"exclude": position, "allow": 1}, [0.001, 20.0], seconds))
+            unknown = {"exclude": position, "allow": 1}
+            monitoring.count_answers(replace(batch, unknown=unknown, waited=[0.001, 20.0], seconds=seconds))
             if not together:
                 monitoring.flush()
         results.append((scrape(monitoring), monitoring.report()))
