@@ -227,13 +227,14 @@ def _id_columns(manifest: Manifest) -> tuple[str, str | None]:
 
     A name that another column has, or that cannot be a column, is not taken.
     """
-    log = None if manifest.cooccurrence is None else manifest.cooccurrence.log
-    label_id = (manifest.own_id or "label_id") if log is None else log.label_id
+    columns = manifest.training_data
+    if manifest.cooccurrence is not None:  # vectors of other libraries have no recipe
+        columns = manifest.cooccurrence.log.model_dump() | columns
+    label_id, query_id = str(columns.get("label_id", "label_id")), str(columns.get("query_id", ""))
     if label_id.casefold() in _COLUMNS or '"' in label_id:
         label_id = "label_id"
-    if log is None or log.query_id.casefold() in (*_COLUMNS, label_id.casefold()) or not _NAME.fullmatch(log.query_id):
-        return label_id, None
-    return label_id, log.query_id
+    is_free = query_id.casefold() not in (*_COLUMNS, label_id.casefold())
+    return label_id, query_id if is_free and _NAME.fullmatch(query_id) else None
 
 
 def read_published(releases: str | Path) -> Manifest:

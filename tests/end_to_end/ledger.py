@@ -351,7 +351,7 @@ def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser]
     out = events.with_name("exported.parquet")
     export(releases, events, out, window=(0, time.time() + 1), everything=True)
     rows = pq.read_table(out).to_pylist()
-    times = Counter(ChoiceKey(row["idempotency_key"], row["item_id"]) for row in rows)
+    times = Counter(ChoiceKey(row["idempotency_key"], row["label_id"]) for row in rows)
     assert set(times.values()) <= {1}
     expected = {choice: record for chooser in choosers for choice, record in chooser.choices.items()}
     pending = {
@@ -360,7 +360,7 @@ def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser]
     assert expected.keys() - times.keys() == set(), "acknowledged and lost"
     assert times.keys() - expected.keys() - (pending.keys() if under_way else set()) == set(), "never acknowledged"
     for row in rows:
-        record = (expected | pending)[ChoiceKey(row["idempotency_key"], row["item_id"])]
+        record = (expected | pending)[ChoiceKey(row["idempotency_key"], row["label_id"])]
         assert row["source"] == ("organic" if record is None else "answer")
         if record is not None:
             assert (row["arm"], row["position"]) == (record.arm, record.position), row

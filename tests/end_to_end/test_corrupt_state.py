@@ -145,7 +145,7 @@ def test_damaged_events_are_set_aside(releases: Path, tmp_path: Path) -> None:
     )
     for _ in range(2):  # before and after it became Parquet
         lines = export(releases, events, out, window=window, everything=True)
-        assert pq.read_table(out)["item_id"].to_pylist().count("whole") == 1
+        assert pq.read_table(out)["label_id"].to_pylist().count("whole") == 1
         with service(releases) as client:
             assert statuses(client) == WELL
     assert "left out: lines of 20260101T000000-a.damaged that are no events" in lines

@@ -75,7 +75,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
         assert process.terminate() == 0
     assert "left out: 1 labels whose query's features are not known" in output
     table = pq.read_table(out)
-    rows = {(row["item_id"], row["event"]): row for row in table.to_pylist()}
+    rows = {(row["label_id"], row["event"]): row for row in table.to_pylist()}
     assert len(rows) == table.num_rows
     assert set(rows) == {
         (sure_label, "click"), ("never shown", "click"), (drawn, "click"), (drawn, "purchase"), ("item-5", "view"),
@@ -97,7 +97,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
     every = "--since", "1h", "--until", "0m", "--all"
     assert "6 labels chosen" in longtail("serving", "export-feedback", releases, "--out", out, *every)
     data = DataConfig(
-        train=recorded(out), query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight"
+        train=recorded(out), query_id="user_id", label_id="label_id", timestamp="time", weight="debiased_weight"
     )
     dataset = load_dataset(data, seed=0)
     assert (len(dataset.train), set(dataset.query_ids.to_pylist())) == (5, {"u1", "7"})
@@ -149,7 +149,7 @@ def test_full_disk_refuses_feedback_only(tmp_path: Path) -> None:
             assert refusal("after") is None
             assert process.terminate() == 0
         export(releases, disk / "events", tmp_path / "out.parquet", window=(0, time.time() + 1))
-        exported_labels = pq.read_table(tmp_path / "out.parquet")["item_id"].to_pylist()
+        exported_labels = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
         assert sorted(exported_labels) == sorted(acknowledged)
         assert "after" in acknowledged
         assert len(acknowledged) > 5

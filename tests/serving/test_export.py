@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Feature
-from longtail.bundle.manifest import LogColumns
 from longtail.index import build, open_releases
 from longtail.serving import export as module
 from longtail.serving.errors import StateError
@@ -54,9 +53,8 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, **columns: str) -> None:
-    """Publish a bundle with the features above, whose log had these columns."""
-    log = SimpleNamespace(log=LogColumns(**columns)) if columns else None
-    manifest = SimpleNamespace(query_features=FEATURES, own_id=None, cooccurrence=log)
+    """Publish a bundle with the features above, whose recipe named these columns."""
+    manifest = SimpleNamespace(query_features=FEATURES, training_data=columns, cooccurrence=None)
     monkeypatch.setattr(module, "read_published", lambda _: manifest)
 
 

@@ -53,6 +53,7 @@ def test_the_bundle_describes_the_job(bundle: Bundle) -> None:
     assert manifest.display == ["title"]
     assert sorted(bundle.vocabularies) == ["genres", "item_id", "user_id"]
     assert manifest.training_data["pairs"] == 40 * 6
+    assert {*manifest.training_data} >= {"query_id", "label_id"}
     assert manifest.training_data["epochs"] == 3
     assert manifest.software["backend"] == "tensorflow"
     assert manifest.bias_removal.chosen_by == "valid recall@5"

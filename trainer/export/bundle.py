@@ -72,6 +72,8 @@ def to_bundle(
         "bias_removal": dial.bias_removal, "popularity": dial.popularity, "bonus": dict(dial.bonus),
         "training_data": {
             "fingerprint": dataset.fingerprint,
+            "query_id": recipe.data.query_id,
+            "label_id": recipe.data.label_id,
             "read_at": dataset.read_at.isoformat(),
             "pairs": len(dataset.train),
             "queries": len(dataset.query_ids),
