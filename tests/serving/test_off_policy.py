@@ -454,6 +454,6 @@ def test_a_missing_release_is_refused(tmp_path: Path) -> None:
         off_policy(tmp_path, tmp_path, WINDOW)
 
 
-def test_simulated_propensities_equal_frequencies() -> None:
+def test_the_simulation_draws_rarer_labels_than_a_service() -> None:
     probabilities = inclusion_probabilities(SCORES_UL[0, :8], 1, LOTTERY.temperature)
     assert 1 / probabilities.min() > 20, "or the simulation is easier than the service"

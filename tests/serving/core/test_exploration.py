@@ -8,14 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from longtail.index import IndexSpec, build
-from longtail.index.release.releases import open_releases
 from longtail.serving.core.exploration import Draws, Explored, Lottery, draw, explore, inclusion_probabilities
-from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
 from tests.rounding import within_rounding
-from tests.serving.plane import plane_retriever, read_results
+from tests.serving.plane import make_retriever, plane_retriever, read_results
 
 HEAD, TAIL = 0, 2
 DRAWS = 6000
@@ -148,11 +145,8 @@ def test_through_the_retriever() -> None:
 
 
 @pytest.mark.parametrize(("spec", "tree"), [("flat", False), ("ivf_flat", False), ("flat", True)])
-def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, tree: bool) -> None:
-    root = tmp_path_factory.mktemp("explored")
-    make_bundle(labels=400, dim=8, users=5, proposal=tree).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name="r")
-    retriever = load_release(open_releases(root / "releases"), "r")
+def test_over_a_real_index(spec: str, tree: bool) -> None:
+    retriever = make_retriever(make_bundle(labels=400, dim=8, users=5, proposal=tree), spec)
     queries = [
         RetrieveQuery(features={"user_id": f"u{user}"}, k=10, explore={} if user == 1 else {"tail": 4})
         for user in range(3)

@@ -23,6 +23,7 @@ from longtail.serving.monitoring import Monitoring
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.clock import Clock
+from tests.serving.monitoring.shop import scrape
 from tests.serving.plane import PlaneLoader, plane_retriever, plane_settings
 from tests.serving.process import until
 
@@ -40,10 +41,6 @@ def point_to(root: Path, name: str) -> None:
     (root / "CURRENT").write_text(f'{{"current": "{name}"}}')
 
 
-def figure(service: Service, name: str) -> str:
-    return next(line.split()[-1] for line in service.monitoring.scrape().decode().splitlines() if line.startswith(name))
-
-
 @pytest.mark.slow
 def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, service: Service) -> None:
     loads = PlaneLoader()
@@ -55,8 +52,8 @@ def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, s
         follower.check()
         assert service.retriever().name == name
     assert loads.loaded_names == ["one", "two", "one"]
-    assert figure(service, "longtail_release_swaps_total") == "3.0"
-    assert figure(service, 'longtail_release_info{release="one"}') == "1.0"
+    assert scrape(service.monitoring)["longtail_release_swaps_total"] == 3
+    assert scrape(service.monitoring)['longtail_release_info{release="one"}'] == 1
     assert "two" not in service.monitoring.scrape().decode()
 
 
@@ -76,7 +73,7 @@ def test_a_refused_release_is_retried_ever_less_often_and_logged_once(
             attempts += [second] * (len(loads.loaded_names) - before)
             clock.pass_(1)
     assert attempts == [0, 2, 6, 14, 30, 62, 122, 182]
-    assert figure(service, "longtail_release_load_failures_total") == "8.0"
+    assert scrape(service.monitoring)["longtail_release_load_failures_total"] == 8
     assert service.retriever().name == "good"
     assert [record.getMessage() for record in caplog.records] == [
         "release bad refused, good stays in service: ValueError: bad: expected sha256 aa, found bb"
@@ -89,7 +86,7 @@ def test_a_current_that_names_no_release_is_a_refusal(tmp_path: Path, service: S
     (tmp_path / "CURRENT").write_bytes(content)
     follower.check()
     follower.check()
-    assert figure(service, "longtail_release_load_failures_total") == "1.0"
+    assert scrape(service.monitoring)["longtail_release_load_failures_total"] == 1
     assert not service.ready
 
 
