@@ -65,11 +65,10 @@ class Adagrad:
 class LazyAdam:
     """Apply Adam with moments that change only for touched rows; bias correction uses the global step."""
 
-    def __init__(
-        self, table: OptimizedTable, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7
-    ) -> None:
+    beta_1, beta_2, epsilon = 0.9, 0.999, 1e-7  # those of `keras.optimizers.Adam`
+
+    def __init__(self, table: OptimizedTable) -> None:
         self.table = table
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
         self.slots = {"mean": self.mean, "square": self.square}
 
