@@ -124,6 +124,16 @@ class ColumnOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class LabelOptions:
+    """Which labels are answered: those of a time, with the changes of a state."""
+
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
+    ] = None
+    state: StateOption = None
+
+
 class LogLevel(StrEnum):
     """Lowest level of logged messages."""
 
@@ -323,19 +333,16 @@ def batch(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
     ] = "0/1",
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
-    ] = None,
-    state: StateOption = None,
+    labels: LabelOptions,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
     share, _, shares = shard.partition("/")
     if not (share.isdecimal() and shares.isdecimal() and int(share) < int(shares)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, at)
+    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, labels.at)
     root, release = find_release(releases)
     answer(
-        root, as_source(queries), out, table_options, release=release, state=_read_state(state),
+        root, as_source(queries), out, table_options, release=release, state=_read_state(labels.state),
         share=(int(share), int(shares)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,10 @@ def organic(key: str, features: str = '{"user_id":"u1"}', label: str = "item-1",
 
 
 def built(folder: Path) -> None:
-    make_bundle().write(folder / "bundle")
+    bundle = make_bundle()
+    columns = {"query_id": "user_id", "label_id": "product_id"}
+    facts = bundle.manifest.training_data | columns
+    replace(bundle, manifest=bundle.manifest.model_copy(update={"training_data": facts})).write(folder / "bundle")
     build(folder / "bundle", folder / "releases", name="first", spec="flat")
 
 
