@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import strategies as st
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
 
 from longtail.tables import DataError, find_files
 from longtail.tables.database import Database
 from longtail.tables.table import all_columns, read_table
 
 Rows = list[tuple[str, ...]]
+CASES = [40, pytest.param(300, marks=pytest.mark.nightly)]
+
+
+def cases(count: int) -> settings:
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    )
 
 
 def _comma(rows: Rows, **how: Any) -> str:

@@ -1,33 +1,31 @@
 """Text files of many writers are read as they were written, or an error or a rejected line says what is not."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from longtail.tables.database import Database, open_database
-from tests.tables.dirty import PACKERS, QUOTED, STRAY, WORDS, WRITERS, Rows, Writer, as_read, read, tables
-
-CASES = [40, pytest.param(300, marks=pytest.mark.nightly)]
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[Database]:
-    with open_database() as built:
-        yield built
+from longtail.tables.database import Database
+from tests.tables.dirty import (
+    CASES,
+    PACKERS,
+    QUOTED,
+    STRAY,
+    WORDS,
+    WRITERS,
+    Rows,
+    Writer,
+    as_read,
+    cases,
+    read,
+    tables,
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dirty")
-
-
-def cases(count: int) -> settings:
-    return settings(
-        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-    )
 
 
 def write(folder: Path, writer: Writer, content: bytes, packed: str = "") -> Path:

@@ -5,7 +5,6 @@ import decimal
 import json
 import math
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
-from longtail.tables.database import Database, open_database
+from longtail.tables.database import Database
 from longtail.tables.values import TEXT, text_types, to_micros, to_number, typed
-from longtail.trainer.config import DataConfig
-from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.errors import DataError
-from tests.tables.dirty import read
+from tests.tables.dirty import CASES, cases, read
+from tests.trainer.logs import load
 
-CASES = [40, pytest.param(300, marks=pytest.mark.nightly)]
 EPOCH = datetime.datetime(1970, 1, 1)
 
 
-@pytest.fixture(scope="module")
-def reader() -> Iterator[Database]:
-    with open_database() as built:
-        yield built
-
-
-def cases(count: int) -> settings:
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
-
-
-def value_of(reader: Database, expression: str, text: str) -> Any:
+def evaluate(reader: Database, expression: str, text: str) -> Any:
     return reader.connection.execute(f"SELECT {expression} FROM (SELECT ?::VARCHAR AS x)", [text]).fetchall()[0][0]
 
 
@@ -63,7 +50,7 @@ def test_times_of_databases_are_parsed(count: int, reader: Database) -> None:
     def check(time: tuple[str, int]) -> None:
         text, micros = time
 
-        assert value_of(reader, str(to_micros("x", TEXT)), text) == micros
+        assert evaluate(reader, str(to_micros("x", TEXT)), text) == micros
 
     check()
 
@@ -79,8 +66,8 @@ def test_broken_times_and_numbers_are_null(count: int, reader: Database) -> None
     def check(text: str, changes: list[tuple[int, str, bool]]) -> None:
         for at, letter, replaces in changes:
             text = text[:at] + letter + text[at + replaces :]
-        micros = value_of(reader, str(to_micros("x", TEXT)), text)
-        number = value_of(reader, str(to_number("x", TEXT)), text)
+        micros = evaluate(reader, str(to_micros("x", TEXT)), text)
+        number = evaluate(reader, str(to_number("x", TEXT)), text)
 
         if micros is not None:
             spoken = text.strip().replace("Z", "+00:00").replace(" +", "+").replace(" -", "-")
@@ -109,9 +96,9 @@ def test_text_column_gets_a_fitting_type(count: int, reader: Database) -> None:
     @example("1700000000123.456")
     def check(text: str) -> None:
         for kind, condition in text_types("x").items():
-            if not value_of(reader, condition, text):
+            if not evaluate(reader, condition, text):
                 continue
-            result, plain = value_of(reader, typed("x", kind), text), text.strip()
+            result, plain = evaluate(reader, typed("x", kind), text), text.strip()
             assert result is not None
             if kind == "BIGINT":
                 assert result == int(text)
@@ -165,11 +152,6 @@ def test_parquet_keeps_types(tmp_path: Path, reader: Database, column: tuple[pa.
     assert result.rows == list(zip(values, range(len(array)), strict=True))
 
 
-def ids_in(path: Path) -> list[str]:
-    config = {"train": path, "query_id": "user", "label_id": "item"}
-    return [str(entry) for entry in load_dataset(DataConfig.model_validate(config), seed=0).label_ids.to_pylist()]
-
-
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_of_parquet_are_cut_to_microseconds(tmp_path: Path, unit: str, zone: str | None) -> None:
@@ -177,9 +159,8 @@ def test_times_of_parquet_are_cut_to_microseconds(tmp_path: Path, unit: str, zon
     times = [(MOMENT + 5) * scale + 789 % scale, (MOMENT + 9) * scale - 1]
     table = pa.table({"user": ["u", "v"], "item": ["a", "b"], "time": pa.array(times, pa.timestamp(unit, zone))})
     pq.write_table(table, tmp_path / "t.parquet")
-    config = {"train": tmp_path / "t.parquet", "query_id": "user", "label_id": "item", "timestamp": "time"}
 
-    dataset = load_dataset(DataConfig.model_validate(config), seed=0)
+    dataset = load(tmp_path / "t.parquet", timestamp="time")
 
     assert dataset.train.times is not None
     assert dataset.train.times.tolist() == [time * 10**6 // scale for time in times]
@@ -204,7 +185,7 @@ IDS: dict[str, pa.Array] = {
 def test_ids_of_all_types_are_equal(tmp_path: Path, ids: pa.Array) -> None:
     pq.write_table(pa.table({"user": ["u1", "u2", "u1"], "item": ids}), tmp_path / "t.parquet")
 
-    assert ids_in(tmp_path / "t.parquet") == ["39", "07" if ids.type == pa.binary(2) else "7", "12"]
+    assert load(tmp_path / "t.parquet").label_ids.to_pylist() == ["39", "07" if ids.type == pa.binary(2) else "7", "12"]
 
 
 NO_IDS: dict[str, pa.Array] = {
@@ -224,7 +205,7 @@ def test_invalid_ids_are_refused(tmp_path: Path, ids: pa.Array) -> None:
     pq.write_table(pa.table({"user": ["u1", "u2"], "item": ids}), tmp_path / "t.parquet")
 
     with pytest.raises(DataError, match=r"t\.parquet: column 'item': expected ids as strings or integers"):
-        ids_in(tmp_path / "t.parquet")
+        load(tmp_path / "t.parquet")
 
 
 TEXTS = ["01-02-2026", "26-01-02", "2026-01-02", "2026-01-02T01:02:03+05:30", "01:02:03", "007", "1e5", "true", "",

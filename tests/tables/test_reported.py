@@ -1,24 +1,21 @@
 """What public trackers report of other systems: each kind by several examples, through loading, `init` and `check`."""
 
 import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from longtail.trainer.check import check
-from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.config import load_recipe
+from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.init.recipe import draft_recipe
+from tests.trainer import logs
 
 START = 1_767_225_600
 ROWS = 300
-
-
-def load(path: Path, **changes: Any) -> Dataset:
-    arguments = {"train": path, "query_id": "user_id", "label_id": "product_id"} | changes
-    return load_dataset(DataConfig.model_validate(arguments), seed=0)
+load = partial(logs.load, query_id="user_id", label_id="product_id")
 
 
 def clicks(folder: Path, *, item: str = "p{}", ending: str = ".csv", stray: dict[int, str] | None = None) -> Path:
@@ -34,7 +31,7 @@ def clicks(folder: Path, *, item: str = "p{}", ending: str = ".csv", stray: dict
     return path
 
 
-def drafted(log: Path, **neighbour: Path) -> str:
+def draft(log: Path, **neighbour: Path) -> str:
     """Return the recipe that `init` writes next to a log."""
     recipe = log.with_name("recipe.toml")
     draft_recipe(log, recipe, **neighbour)
@@ -150,7 +147,7 @@ def test_times_of_databases_are_drafted_and_read(tmp_path: Path, time: str) -> N
     assert dataset.train.times is not None
     assert sorted(set(dataset.train.times.tolist())) == [first + day * 86_400e6 for day in range(28)]
     assert not dataset.report.dropped
-    assert 'strategy = "temporal"' in drafted(path)
+    assert 'strategy = "temporal"' in draft(path)
     # Users choose a few labels again and again.
     assert check(path.with_name("recipe.toml"), overrides=["evaluation.exclude_seen=false"]).problems == []
 
@@ -219,10 +216,10 @@ def test_missing_words_leave_a_price_numeric(tmp_path: Path, nothing: str) -> No
     labels = tmp_path / "products.csv"
     labels.write_text("product_id,title,price,rating,released\n" + "".join(map(row, range(40))))
 
-    draft = drafted(clicks(tmp_path), labels=labels)
+    recipe = draft(clicks(tmp_path), labels=labels)
 
-    assert '{ name = "price", kind = "number", transform = "quantile"' in draft
-    assert '{ name = "released", kind = "date"' in draft
+    assert '{ name = "price", kind = "number", transform = "quantile"' in recipe
+    assert '{ name = "released", kind = "date"' in recipe
     table = load(tmp_path / "clicks.csv", labels=labels).label_table
     assert table is not None
     assert [str(table[name].type) for name in ("price", "rating", "released")] == ["double", "int64", "date32[day]"]
@@ -235,7 +232,7 @@ def test_check_and_load_count_the_same_rows(tmp_path: Path) -> None:
     lines[7], lines[19] = "u1,p1", "u1,p1,oops,x"
     path.write_text("\n".join([*lines, ""]))
     recipe = tmp_path / "recipe.toml"
-    drafted(clicks(tmp_path))
+    draft(clicks(tmp_path))
     path.write_text("\n".join([*lines, ""]))
     settings = ["data.max_bad_rows=2", "evaluation.exclude_seen=false"]
 

@@ -1,23 +1,18 @@
 """Messages name rows and lines where they are in a file, and every count of rows agrees."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from longtail.trainer.config import DataConfig
-from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.errors import DataError
+from tests.trainer import logs
 
 START = 1_767_225_600
+load = partial(logs.load, timestamp="time")
 
 
-def load(*paths: Path, **changes: Any) -> Dataset:
-    arguments = {"train": [*paths], "query_id": "user", "label_id": "item", "timestamp": "time"} | changes
-    return load_dataset(DataConfig.model_validate(arguments), seed=0)
-
-
-def rows_of(note: str) -> list[str]:
+def format_rows(note: str) -> list[str]:
     """30 rows, of which number 4 has too few cells, and number 9 no time."""
     rows = [f"u{at % 5},i{at % 3},{START + at},{note}" for at in range(30)]
     return [*rows[:4], "u4,i1", *rows[5:9], f"u9,i0,oops,{note}", *rows[10:]]
@@ -32,10 +27,10 @@ def test_messages_name_lines_and_rows(tmp_path: Path, end: str, note: str, line:
     good = tmp_path / "good.csv"
     good.write_text("user,item,time,note\nu1,i1,1767225600,z\nu2,i2,1767225601,z\n")
     path = tmp_path / "bad.csv"
-    path.write_bytes(end.join(["user,item,time,note", *rows_of(note), ""]).replace("x\ny", f"x{end}y").encode())
+    path.write_bytes(end.join(["user,item,time,note", *format_rows(note), ""]).replace("x\ny", f"x{end}y").encode())
     files = [good] * before + [path]
 
-    report = load(*files, max_bad_rows=2).report
+    report = load(files, max_bad_rows=2).report
 
     assert [str(problem) for problem in report.problems] == [
         f"{path}: expected 4 columns, found 2 in line {line}",
@@ -43,9 +38,9 @@ def test_messages_name_lines_and_rows(tmp_path: Path, end: str, note: str, line:
     ]
     assert (report.read, report.dropped) == (30 + 2 * before, 2)
     with pytest.raises(DataError, match=r"data.max_bad_rows: expected at most 1, found 2 bad rows"):
-        load(*files, max_bad_rows=1)
+        load(files, max_bad_rows=1)
     with pytest.raises(DataError, match=f"expected 4 columns, found 2 in line {line}"):
-        load(*files)
+        load(files)
 
 
 def test_row_that_may_hide_others_is_refused(tmp_path: Path) -> None:

@@ -1,52 +1,34 @@
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Vocabulary
-from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.config import load_recipe
 from longtail.trainer.data import batches
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
+from tests.trainer.logs import load, name_pairs, write_table
 
 USERS, ITEMS, TIMES = ["b", "a", "b", "a", "b", "c"], ["x", "y", "z", "x", "y", "x"], [5, 9, 1, 2, 5, 7]
 
 
-def write(folder: Path, name: str, **columns: Any) -> Path:
-    path = folder / f"{name}.parquet"
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def load(train: Path, *, seed: int = 0, **changes: Any) -> Dataset:
-    settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
-    return load_dataset(DataConfig.model_validate(settings), seed=seed)
-
-
-def named(dataset: Dataset, pairs: Pairs) -> list[str]:
-    """Pairs as `query-label`."""
-    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
-    return [f"{queries[query]}-{labels[label]}" for query, label in zip(pairs.queries, pairs.labels, strict=True)]
-
-
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
-    return write(tmp_path, "train", user=USERS, item=ITEMS, when=TIMES, much=[1.0, 2, 3, 4, 5, 6])
+    return write_table(tmp_path / "train.parquet", user=USERS, item=ITEMS, when=TIMES, much=[1.0, 2, 3, 4, 5, 6])
 
 
 def test_pairs_are_sorted_by_query_in_the_order_of_the_file(train: Path) -> None:
     dataset = load(train)
 
     assert dataset.query_ids.to_pylist() == ["b", "a", "c"]
-    assert named(dataset, dataset.train) == ["b-x", "b-z", "b-y", "a-y", "a-x", "c-x"]
+    assert name_pairs(dataset) == ["b-x", "b-z", "b-y", "a-y", "a-x", "c-x"]
     assert (len(dataset.valid), len(dataset.test), dataset.ordered) == (0, 0, False)
     assert (dataset.train.weights, dataset.train.times) == (None, None)
 
@@ -54,7 +36,7 @@ def test_pairs_are_sorted_by_query_in_the_order_of_the_file(train: Path) -> None
 def test_timestamps_order_a_query_s_pairs_and_ties_keep_the_order_of_the_file(train: Path) -> None:
     dataset = load(train, timestamp="when", weight="much")
 
-    assert named(dataset, dataset.train) == ["b-z", "b-x", "b-y", "a-x", "a-y", "c-x"]
+    assert name_pairs(dataset) == ["b-z", "b-x", "b-y", "a-x", "a-y", "c-x"]
     assert dataset.train.weights.tolist() == [3, 1, 5, 4, 2, 6]
     assert dataset.ordered
 
@@ -62,36 +44,36 @@ def test_timestamps_order_a_query_s_pairs_and_ties_keep_the_order_of_the_file(tr
 def test_leave_last_out_by_hand(train: Path) -> None:
     dataset = load(train, timestamp="when", split={"strategy": "leave_last_out"})
 
-    assert named(dataset, dataset.train) == ["b-z", "a-x", "a-y", "c-x"], "short queries stay in train whole"
-    assert named(dataset, dataset.valid) == ["b-x"]
-    assert named(dataset, dataset.test) == ["b-y"]
+    assert name_pairs(dataset) == ["b-z", "a-x", "a-y", "c-x"], "short queries stay in train whole"
+    assert name_pairs(dataset, dataset.valid) == ["b-x"]
+    assert name_pairs(dataset, dataset.test) == ["b-y"]
 
 
 @pytest.mark.parametrize(("file_split", "held_out"), [("test", "valid"), ("valid", "test")])
 def test_leave_last_out_with_a_file_holds_out_one(train: Path, file_split: str, held_out: str) -> None:
-    file = write(train.parent, file_split, user=["a"], item=["z"])
+    file = write_table(train.parent / f"{file_split}.parquet", user=["a"], item=["z"])
 
     dataset = load(train, split={"strategy": "leave_last_out"}, **{file_split: file})
 
-    assert named(dataset, getattr(dataset, file_split)) == ["a-z"]
-    assert named(dataset, getattr(dataset, held_out)) == ["b-y"]
-    assert named(dataset, dataset.train) == ["b-x", "b-z", "a-y", "a-x", "c-x"]
+    assert name_pairs(dataset, getattr(dataset, file_split)) == ["a-z"]
+    assert name_pairs(dataset, getattr(dataset, held_out)) == ["b-y"]
+    assert name_pairs(dataset) == ["b-x", "b-z", "a-y", "a-x", "c-x"]
 
 
 def test_temporal_cuts_the_latest_pairs_of_all(train: Path) -> None:
     dataset = load(train, timestamp="when", split={"strategy": "temporal", "valid": 0.34, "test": 0.17})
 
-    assert named(dataset, dataset.test) == ["a-y"]
-    assert named(dataset, dataset.valid) == ["b-x", "b-y", "c-x"]  # two of them have one time
-    assert named(dataset, dataset.train) == ["b-z", "a-x"]
+    assert name_pairs(dataset, dataset.test) == ["a-y"]
+    assert name_pairs(dataset, dataset.valid) == ["b-x", "b-y", "c-x"]  # two of them have one time
+    assert name_pairs(dataset) == ["b-z", "a-x"]
 
 
 def days(folder: Path, *pairs_of_day: int) -> Dataset:
     """Load a log of so many pairs on each day, with a tenth of them in valid and in test."""
     when = [date(2026, 1, day) for day, pairs in enumerate(pairs_of_day, 1) for _ in range(pairs)]
-    path = write(
-        folder, "train", user=[f"u{n % 7}" for n in range(len(when))], item=[f"i{n % 5}" for n in range(len(when))],
-        when=when,
+    path = write_table(
+        folder / "train.parquet", when=when,
+        user=[f"u{n % 7}" for n in range(len(when))], item=[f"i{n % 5}" for n in range(len(when))],
     )  # fmt: skip
     return load(path, timestamp="when", split={"strategy": "temporal", "valid": 0.1, "test": 0.1})
 
@@ -126,7 +108,7 @@ def test_temporal_split_reports_its_size_and_needs_distinct_times(tmp_path: Path
 
 
 def test_equal_times_across_a_split_are_counted(tmp_path: Path) -> None:
-    path = write(tmp_path, "train", user=list("aaabbb"), item=list("xyzxyz"), when=[1, 2, 2, 1, 2, 3])
+    path = write_table(tmp_path / "train.parquet", user=list("aaabbb"), item=list("xyzxyz"), when=[1, 2, 2, 1, 2, 3])
     dataset = load(path, timestamp="when", split={"strategy": "leave_last_out"})
 
     assert dataset.report.remarks == [
@@ -136,23 +118,25 @@ def test_equal_times_across_a_split_are_counted(tmp_path: Path) -> None:
 
 
 def test_random_split_is_seeded_and_complete(tmp_path: Path) -> None:
-    path = write(tmp_path, "train", user=[f"u{n % 10}" for n in range(100)], item=[f"i{n}" for n in range(100)])
+    path = write_table(
+        tmp_path / "train.parquet", user=[f"u{n % 10}" for n in range(100)], item=[f"i{n}" for n in range(100)]
+    )
     split = {"strategy": "random", "valid": 0.2, "test": 0.1}
     dataset, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
     assert [len(part) for part in (dataset.train, dataset.valid, dataset.test)] == [70, 20, 10]
-    assert sorted(named(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test))) == sorted(
+    assert sorted(name_pairs(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test))) == sorted(
         f"u{n % 10}-i{n}" for n in range(100)
     )
-    assert named(dataset, dataset.test) == named(again, again.test)
-    assert named(dataset, dataset.test) != named(other, other.test)
+    assert name_pairs(dataset, dataset.test) == name_pairs(again, again.test)
+    assert name_pairs(dataset, dataset.test) != name_pairs(other, other.test)
 
 
 def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
     sizes = {"a": 20, "b": 10, "c": 8, "d": 2, "e": 1}
     users = [user for user, size in sizes.items() for _ in range(size)]
     users = list(np.random.default_rng(3).permutation(users))
-    path = write(tmp_path, "train", user=users, item=[f"i{n}" for n in range(len(users))])
+    path = write_table(tmp_path / "train.parquet", user=users, item=[f"i{n}" for n in range(len(users))])
     split = {"strategy": "random_per_query", "valid": 0.1, "test": 0.2}
     dataset, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
@@ -163,9 +147,11 @@ def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
     assert by_query(dataset.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
     assert by_query(dataset.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
     assert by_query(dataset.train.merge_later(dataset.valid).merge_later(dataset.test)) == sizes
-    assert len(set(named(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test)))) == len(users)
-    assert named(dataset, dataset.test) == named(again, again.test)
-    assert named(dataset, dataset.test) != named(other, other.test)
+    assert len(set(name_pairs(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test)))) == len(
+        users
+    )
+    assert name_pairs(dataset, dataset.test) == name_pairs(again, again.test)
+    assert name_pairs(dataset, dataset.test) != name_pairs(other, other.test)
     from_file = load(path, test=path, split=split)
     assert by_query(from_file.valid) == by_query(dataset.valid)
     assert len(from_file.train) + len(from_file.valid) == len(from_file.test) == len(users)
@@ -173,25 +159,25 @@ def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
 
 def test_temporal_per_query_cuts_the_latest_of_every_query(tmp_path: Path) -> None:
     users, when = ["a"] * 10 + ["b"] * 3 + ["c"], [*range(10, 0, -1), 1, 2, 3, 1]
-    path = write(tmp_path, "train", user=users, item=[f"i{n}" for n in range(14)], when=when)
+    path = write_table(tmp_path / "train.parquet", user=users, item=[f"i{n}" for n in range(14)], when=when)
     split = {"strategy": "temporal_per_query", "valid": 0.2, "test": 0.1}
 
     timed, by_file = load(path, timestamp="when", split=split), load(path, split=split)
 
-    assert named(timed, timed.test) == ["a-i0"]
-    assert named(timed, timed.valid) == ["a-i2", "a-i1", "b-i12"]
-    assert named(timed, timed.train) == [f"a-i{n}" for n in range(9, 2, -1)] + ["b-i10", "b-i11", "c-i13"]
-    assert named(by_file, by_file.test) == ["a-i9"]
-    assert named(by_file, by_file.valid) == ["a-i7", "a-i8", "b-i12"]
+    assert name_pairs(timed, timed.test) == ["a-i0"]
+    assert name_pairs(timed, timed.valid) == ["a-i2", "a-i1", "b-i12"]
+    assert name_pairs(timed) == [f"a-i{n}" for n in range(9, 2, -1)] + ["b-i10", "b-i11", "c-i13"]
+    assert name_pairs(by_file, by_file.test) == ["a-i9"]
+    assert name_pairs(by_file, by_file.valid) == ["a-i7", "a-i8", "b-i12"]
     assert timed.ordered
     assert by_file.ordered
 
 
 def test_test_file_is_not_split(train: Path) -> None:
-    test = write(train.parent, "test", user=["a", "new"], item=["z", "w"])
+    test = write_table(train.parent / "test.parquet", user=["a", "new"], item=["z", "w"])
     dataset = load(train, test=test, split={"strategy": "random", "valid": 0.5, "test": 0.4})
 
-    assert named(dataset, dataset.test) == ["a-z", "new-w"]
+    assert name_pairs(dataset, dataset.test) == ["a-z", "new-w"]
     assert (len(dataset.train), len(dataset.valid)) == (3, 3)
     assert dataset.query_ids.to_pylist() == ["b", "a", "c", "new"]
     assert dataset.label_ids.to_pylist() == ["x", "y", "z", "w"]
@@ -214,14 +200,14 @@ def test_refit_moves_valid_into_train(train: Path) -> None:
     dataset = load(train, timestamp="when", weight="much", split={"strategy": "leave_last_out"})
     refitted = dataset.refit()
 
-    assert named(refitted, refitted.train) == ["b-z", "b-x", "a-x", "a-y", "c-x"]
+    assert name_pairs(refitted) == ["b-z", "b-x", "a-x", "a-y", "c-x"]
     assert refitted.train.weights.tolist() == [3, 1, 4, 2, 6]
-    assert (len(refitted.valid), named(refitted, refitted.test)) == (0, ["b-y"])
+    assert (len(refitted.valid), name_pairs(refitted, refitted.test)) == (0, ["b-y"])
 
 
 def test_feature_tables_are_aligned_with_ids(train: Path) -> None:
-    labels = write(train.parent, "labels", item=["never", "z", "x"], title=["Never", "Zed", "Ex"])
-    queries = write(train.parent, "queries", user=["c", "b"], age=[30, 20])
+    labels = write_table(train.parent / "labels.parquet", item=["never", "z", "x"], title=["Never", "Zed", "Ex"])
+    queries = write_table(train.parent / "queries.parquet", user=["c", "b"], age=[30, 20])
     dataset = load(train, labels=labels, queries=queries)
 
     titles = dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["title"].to_pylist(), strict=True))
@@ -232,34 +218,14 @@ def test_feature_tables_are_aligned_with_ids(train: Path) -> None:
     assert dataset.label_counts()[dataset.label_ids.index("never").as_py()] == 0
 
 
-def test_an_id_twice_in_a_feature_table_is_refused(train: Path) -> None:
-    labels = write(train.parent, "labels", item=["x", "y", "x", "x"])
-
-    with pytest.raises(
-        DataError,
-        match="expected distinct ids, found 'x' a second time in row 2, and 1 more such rows",
-    ):
-        load(train, labels=labels)
-
-
 @pytest.mark.parametrize("role", ["valid", "test", "queries", "labels"])
 def test_ids_of_two_types_match_by_their_text(tmp_path: Path, role: str) -> None:
-    train = write(tmp_path, "train", user=[1, 2], item=[7, 8])
-    other = write(tmp_path, role, user=["1", "2"], item=["7", "8"])
+    train = write_table(tmp_path / "train.parquet", user=[1, 2], item=[7, 8])
+    other = write_table(tmp_path / f"{role}.parquet", user=["1", "2"], item=["7", "8"])
 
     dataset = load(train, **{role: other})
 
     assert (dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()) == (["1", "2"], ["7", "8"])
-
-
-def test_text_files_have_no_types_and_match_by_their_text(tmp_path: Path) -> None:
-    train = write(tmp_path, "train", user=[1, 2], item=["7", "8"])
-    (tmp_path / "test.csv").write_text("user,item\n1,8\n")
-
-    dataset = load(train, test=tmp_path / "test.csv")
-
-    assert named(dataset, dataset.test) == ["1-8"]
-    assert dataset.query_ids.to_pylist() == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -272,30 +238,18 @@ def test_text_files_have_no_types_and_match_by_their_text(tmp_path: Path) -> Non
 def test_columns_that_cannot_be_displayed_are_refused_before_training(
     train: Path, display: list[str], message: str
 ) -> None:
-    labels = write(train.parent, "labels", item=["x"], title=["Ex"], count=[3])
+    labels = write_table(train.parent / "labels.parquet", item=["x"], title=["Ex"], count=[3])
 
     with pytest.raises(DataError, match=message):
         load(train, labels=labels, display=display)
 
 
-def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) -> None:
-    (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\n")
-    (tmp_path / "users.csv").write_text("query_id,zip,age\na,007,30\nb,7,40\n")
-    data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
-
-    table = load_dataset(data, seed=0).query_table
-
-    assert table is not None
-    assert table["zip"].to_pylist() == ["007", "7"]
-    assert table["age"].to_pylist() == [30, 40]
-
-
 def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\nc,y\n")
     (tmp_path / "users.csv").write_text("query_id,country,age\na,,30\nb,NA,\nc,DE,40\n")
-    data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
+    columns = {"query_id": "query_id", "label_id": "label_id"}
 
-    table = load_dataset(data, seed=0).query_table
+    table = load(tmp_path / "pairs.csv", queries=tmp_path / "users.csv", **columns).query_table
 
     assert table is not None
     assert table["country"].to_pylist() == [None, "NA", "DE"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 
 from longtail.trainer.check import check
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.init.recipe import draft_recipe
-from tests.trainer import tiny
+from tests.trainer import logs, tiny
+from tests.trainer.logs import name_pairs
 from tests.trainer.test_cli import run
 
+load = partial(logs.load, query_id="user_id", label_id="item_id")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TEXT, NUMBER, TEXTS = pa.string(), pa.float64(), pa.list_(pa.string())
 COLUMNS = {
@@ -59,16 +62,6 @@ def log(folder: Path, **more: Any) -> Path:
     return folder / "log.parquet"
 
 
-def load(train: Path | list[Path | str], **settings: Any) -> Dataset:
-    columns = {"query_id": "user_id", "label_id": "item_id"}
-    return load_dataset(DataConfig(train=train, **columns | settings), seed=0)
-
-
-def pairs(dataset: Dataset) -> list[tuple[str, str]]:
-    users, items = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
-    return [(users[q], items[i]) for q, i in zip(dataset.train.queries, dataset.train.labels, strict=True)]
-
-
 def test_an_export_s_text_ids_are_a_log_s_integers(tmp_path: Path) -> None:
     """F5 (a) and (c): also beside an integer label table, where whole floats are integers."""
     pq.write_table(pa.table({"user_id": [1, 2], "item_id": [42.0, 7.0]}), tmp_path / "log.parquet")
@@ -76,11 +69,11 @@ def test_an_export_s_text_ids_are_a_log_s_integers(tmp_path: Path) -> None:
     exported = export(tmp_path, choice(2, 42), choice(3, 9))
 
     both = load([tmp_path / "log.parquet", exported], labels=tmp_path / "items.parquet")
-    assert sorted(pairs(both)) == [("1", "42"), ("2", "42"), ("2", "7"), ("3", "9")]
+    assert sorted(name_pairs(both)) == ["1-42", "2-42", "2-7", "3-9"]
     assert sorted(both.label_ids.to_pylist()) == ["42", "7", "9"]
     assert both.label_table["year"].null_count == 0
     alone = load(exported, labels=tmp_path / "items.parquet")
-    assert sorted(pairs(alone)) == [("2", "42"), ("3", "9")]
+    assert sorted(name_pairs(alone)) == ["2-42", "3-9"]
     pq.write_table(pa.table({"user_id": [1], "item_id": [True]}), tmp_path / "log.parquet")
     with pytest.raises(DataError, match=r"log.parquet: column 'item_id': expected ids as strings or integers"):
         load([tmp_path / "log.parquet", exported])
@@ -92,7 +85,7 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
     settings = {"timestamp": "timestamp", "weight": "debiased_weight"}
 
     dataset, expected = load([clicks, exported], **settings), load(clicks, timestamp="timestamp")
-    assert pairs(dataset) == pairs(expected)
+    assert name_pairs(dataset) == name_pairs(expected)
     assert dataset.report.unit == expected.report.unit == "seconds"
     with pytest.raises(DataError, match=r"fb.parquet: expected at least one interaction, found none"):
         load(exported, **settings)
@@ -108,11 +101,11 @@ def test_export_columns_replace_recipe_columns(tmp_path: Path) -> None:
         events={"column": "kind", "weights": {"view": 1, "click": 1, "buy": 3}},
     )  # fmt: skip
 
-    times = dict(zip(pairs(dataset), dataset.train.times, strict=True))
-    assert times["500", "2"] == (START + timedelta(days=20)).timestamp()
+    times = dict(zip(name_pairs(dataset), dataset.train.times, strict=True))
+    assert times["500-2"] == (START + timedelta(days=20)).timestamp()
     assert dataset.report.unit == "seconds"
-    weights = dict(zip(pairs(dataset), dataset.train.weights, strict=True))
-    assert weights["500", "2"] == 12
+    weights = dict(zip(name_pairs(dataset), dataset.train.weights, strict=True))
+    assert weights["500-2"] == 12
     assert sorted(dataset.train.weights)[:-2] == [2.0] * 300
     assert len(dataset.impressions.ids) == 2 * 300 + 2, "of the three of a choice one is no label"
 

@@ -14,37 +14,20 @@ from longtail.tables.database import OpenedFile
 from longtail.trainer.cli import app
 from longtail.trainer.config import DataConfig, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.rows import name_sources
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.prepared import prepare
 from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny
-
-
-def write(path: Path, **columns: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def load(train: Any, **changes: Any) -> Dataset:
-    settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
-    return load_dataset(DataConfig.model_validate(settings), seed=0)
-
-
-def named(dataset: Dataset) -> list[str]:
-    """Training pairs, `query-label`, in the order in which the rows were read where queries are distinct."""
-    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
-    pairs = zip(dataset.train.queries, dataset.train.labels, strict=True)
-    return [f"{queries[query]}-{labels[label]}" for query, label in pairs]
+from tests.trainer.logs import load, name_pairs, write_table
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """Three files in folders by day and event, a marker as Spark leaves it, and one CSV."""
     folder = tmp_path / "logs"
-    write(folder / "day=2" / "event=buy" / "part-0.parquet", user=["c"], item=[1])
-    write(folder / "day=1" / "event=view" / "part-1.parquet", user=["b"], item=[1])
-    write(folder / "day=1" / "event=view" / "part-0.parquet", user=["a"], item=[2])
+    write_table(folder / "day=2" / "event=buy" / "part-0.parquet", user=["c"], item=[1])
+    write_table(folder / "day=1" / "event=view" / "part-1.parquet", user=["b"], item=[1])
+    write_table(folder / "day=1" / "event=view" / "part-0.parquet", user=["a"], item=[2])
     (folder / "day=10" / "event=buy").mkdir(parents=True)
     (folder / "day=10" / "event=buy" / "late.csv").write_text("user,item\nd,2\n")
     (folder / "_SUCCESS").write_text("")
@@ -55,26 +38,26 @@ def logs(tmp_path: Path) -> Path:
 def test_directory_is_read_by_file_name(logs: Path) -> None:
     dataset = load(logs)
 
-    assert named(dataset) == ["a-2", "b-1", "d-2", "c-1"]
+    assert name_pairs(dataset) == ["a-2", "b-1", "d-2", "c-1"]
     assert dataset.fingerprint == load(f"{logs}/").fingerprint
 
 
 def test_list_keeps_order_and_glob_sorts(logs: Path) -> None:
-    assert named(load([f"{logs}/day=2/*/*.parquet", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
-    assert named(load(f"{logs}/**/*.parquet")) == ["a-2", "b-1", "c-1"]
+    assert name_pairs(load([f"{logs}/day=2/*/*.parquet", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
+    assert name_pairs(load(f"{logs}/**/*.parquet")) == ["a-2", "b-1", "c-1"]
 
 
 def test_folders_give_columns(logs: Path) -> None:
-    assert named(load(f"SELECT * FROM '{logs}' WHERE day >= '2'")) == ["d-2", "c-1"]
-    assert named(load(f"SELECT * FROM '{logs}' WHERE event = 'view' AND user <> 'a'")) == ["b-1"]
+    assert name_pairs(load(f"SELECT * FROM '{logs}' WHERE day >= '2'")) == ["d-2", "c-1"]
+    assert name_pairs(load(f"SELECT * FROM '{logs}' WHERE event = 'view' AND user <> 'a'")) == ["b-1"]
     weighted = load(logs, events={"column": "event", "weights": {"view": 1, "buy": 10}})
     assert weighted.train.weights.tolist() == [1, 1, 10, 10]
 
 
 def test_file_column_hides_folder_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "day=7" / "a.parquet", user=["a", "b"], item=[1, 2], day=[1, 7])
+    path = write_table(tmp_path / "day=7" / "a.parquet", user=["a", "b"], item=[1, 2], day=[1, 7])
 
-    assert named(load(f"SELECT * FROM '{path}' WHERE day = 7")) == ["b-2"]
+    assert name_pairs(load(f"SELECT * FROM '{path}' WHERE day = 7")) == ["b-2"]
 
 
 @pytest.fixture
@@ -90,8 +73,8 @@ def test_a_url_is_read_through_fsspec(logs: Path, memory: fsspec.AbstractFileSys
             memory.pipe(f"/shop/{path.relative_to(logs)}", path.read_bytes())
 
     assert load("memory://shop/").fingerprint == load(logs).fingerprint
-    assert named(load("memory://shop/day=1/*/*.parquet")) == ["a-2", "b-1"]
-    assert named(load(["memory://shop/day=2", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
+    assert name_pairs(load("memory://shop/day=1/*/*.parquet")) == ["a-2", "b-1"]
+    assert name_pairs(load(["memory://shop/day=2", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
     with pytest.raises(DataError, match=r"memory://shop/gone\.csv: expected a csv file, found none"):
         load("memory://shop/gone.csv")
 
@@ -105,8 +88,8 @@ def test_missing_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_feature_tables_may_be_many_files(tmp_path: Path, logs: Path) -> None:
-    write(tmp_path / "items" / "1.parquet", item=[2], price=pa.array([5], pa.int32()))
-    write(tmp_path / "items" / "2.parquet", item=[1, 9], price=[0.5, 9.5], new=["x", "y"])
+    write_table(tmp_path / "items" / "1.parquet", item=[2], price=pa.array([5], pa.int32()))
+    write_table(tmp_path / "items" / "2.parquet", item=[1, 9], price=[0.5, 9.5], new=["x", "y"])
 
     dataset = load(logs, labels=tmp_path / "items")
 
@@ -155,7 +138,7 @@ def test_impossible_sources_are_refused(changes: dict[str, Any], message: str) -
 def shop(tmp_path: Path) -> Path:
     """A recipe in a folder of its own: orders as CSV, with a line that is no row, and their items as Parquet."""
     folder = tmp_path / "shop"
-    write(folder / "lines" / "1.parquet", order=[1, 1, 2, 3], item=["x", "y", "x", "z"])
+    write_table(folder / "lines" / "1.parquet", order=[1, 1, 2, 3], item=["x", "y", "x", "z"])
     (folder / "orders.csv").write_text("order,user,state\n1,a,paid\n2,b,paid\n3,a,cancelled\nbroken\n")
     (folder / "recipe.toml").write_text(
         '''
@@ -185,7 +168,7 @@ def test_query_paths_are_relative_to_the_recipe(shop: Path, monkeypatch: pytest.
     for path in (shop, shop.relative_to(shop.parent.parent)):
         recipe = load_recipe(path)
         dataset = load_dataset(recipe.data, seed=0, columns=recipe.table_columns)
-        assert named(dataset) == ["a-x", "a-y", "b-x"]
+        assert name_pairs(dataset) == ["a-x", "a-y", "b-x"]
         assert dataset.label_table["sold"].to_pylist() == [2, 1, 1]
         assert dataset.report.dropped == 1
         assert str(dataset.report.problems[0]).startswith(f"{path.parent}/orders.csv: expected 3 columns")
@@ -217,7 +200,7 @@ def test_prepared_query_is_read_again_if_files_change(shop: Path) -> None:
     dataset, second = prepare(recipe)
     assert second != first
     assert not first.exists()
-    assert named(dataset)[-1] == "b-z"
+    assert name_pairs(dataset)[-1] == "b-z"
 
 
 def test_check_and_a_lake_table(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:

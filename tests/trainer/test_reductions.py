@@ -1,30 +1,21 @@
 """The three ways from several labels a query to one [METHODS §7]."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from longtail.trainer.config import DataConfig
 from longtail.trainer.data.batches import one_per_query
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from tests.trainer import tiny
+from tests.trainer import logs, tiny
+from tests.trainer.logs import write_table
+
+load = partial(logs.load, query_id="query_id", label_id="label_id", reduction="smallest")
 
 
-def load(train: Path, **settings: Any) -> Dataset:
-    return load_dataset(DataConfig.model_validate({"train": train, "reduction": "smallest"} | settings), seed=0)
-
-
-def table(folder: Path, name: str, **columns: Any) -> Path:
-    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-    return folder / f"{name}.parquet"
-
-
-def named(dataset: Dataset, pairs: Pairs) -> dict[str, str]:
+def label_by_query(dataset: Dataset, pairs: Pairs) -> dict[str, str]:
     queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
     named_pairs = [(queries[query], labels[label]) for query, label in zip(pairs.queries, pairs.labels, strict=True)]
     assert len(dict(named_pairs)) == len(named_pairs), "one label a query"
@@ -43,32 +34,38 @@ def named(dataset: Dataset, pairs: Pairs) -> dict[str, str]:
 def test_smallest_is_by_number_where_all_are_numbers(
     tmp_path: Path, labels: list[str], smallest: dict[str, str]
 ) -> None:
-    dataset = load(table(tmp_path, "train", query_id=["a", "a", "b", "b", "c"], label_id=labels))
+    dataset = load(write_table(tmp_path / "train.parquet", query_id=["a", "a", "b", "b", "c"], label_id=labels))
 
-    assert named(dataset, dataset.train) == smallest
+    assert label_by_query(dataset, dataset.train) == smallest
     assert set(dataset.label_ids.to_pylist()) == set(smallest.values()), "nobody's labels leave the catalogue"
 
 
 def test_smallest_holds_in_every_file_and_for_every_column(tmp_path: Path) -> None:
-    train = table(tmp_path, "train", query_id=["a", "b", "a"], label_id=[7, 5, 3], when=[1, 2, 3], much=[0.5, 1, 2])
-    test = table(tmp_path, "test", query_id=["a", "a", "c"], label_id=[9, 8, 30], when=[4, 5, 6], much=[1, 3, 1])
-    labels = table(tmp_path, "labels", label_id=[7, 1])
+    train = write_table(
+        tmp_path / "train.parquet", query_id=["a", "b", "a"], label_id=[7, 5, 3], when=[1, 2, 3], much=[0.5, 1, 2]
+    )
+    test = write_table(
+        tmp_path / "test.parquet", query_id=["a", "a", "c"], label_id=[9, 8, 30], when=[4, 5, 6], much=[1, 3, 1]
+    )
+    labels = write_table(tmp_path / "labels.parquet", label_id=[7, 1])
 
     dataset = load(train, test=test, labels=labels, timestamp="when", weight="much")
 
-    assert named(dataset, dataset.train) == {"a": "3", "b": "5"}
-    assert named(dataset, dataset.test) == {"a": "8", "c": "30"}
+    assert label_by_query(dataset, dataset.train) == {"a": "3", "b": "5"}
+    assert label_by_query(dataset, dataset.test) == {"a": "8", "c": "30"}
     assert (dataset.train.weights.tolist(), dataset.train.times.tolist()) == ([2, 1], [3, 2])
     assert sorted(dataset.label_ids.to_pylist(), key=int) == ["1", "3", "5", "7", "8", "30"]
 
 
 def test_smallest_comes_before_the_split(tmp_path: Path) -> None:
     queries = np.repeat(np.arange(200), 4)
-    train = table(tmp_path, "train", query_id=queries, label_id=np.random.default_rng(0).integers(0, 50, 800))
+    train = write_table(
+        tmp_path / "train.parquet", query_id=queries, label_id=np.random.default_rng(0).integers(0, 50, 800)
+    )
 
     dataset = load(train, split={"strategy": "random"})
 
-    parts = [named(dataset, pairs) for pairs in (dataset.train, dataset.valid, dataset.test)]
+    parts = [label_by_query(dataset, pairs) for pairs in (dataset.train, dataset.valid, dataset.test)]
     assert [len(part) for part in parts] == [160, 20, 20]
     assert len(parts[0] | parts[1] | parts[2]) == 200, "each query is in one part"
 

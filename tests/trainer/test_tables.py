@@ -1,36 +1,19 @@
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
-from longtail.trainer.config import DataConfig
-from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.sources.lists import read_lists
 from longtail.trainer.errors import DataError
-
-
-def data(path: Path, **changes: Any) -> DataConfig:
-    return DataConfig.model_validate({"train": path, "query_id": "user", "label_id": "item"} | changes)
-
-
-def parquet(folder: Path, **columns: Any) -> Path:
-    pq.write_table(pa.table(columns), folder / "pairs.parquet")
-    return folder / "pairs.parquet"
-
-
-def text(folder: Path, name: str, content: str | bytes) -> Path:
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder / name
+from tests.trainer.logs import load, write_table, write_text
 
 
 def interactions(path: Path, **changes: Any) -> dict[str, list[object]]:
     """Return the pairs of `train`, by query, then time or place in the file; what is wrong with them is raised."""
-    dataset = load_dataset(data(path, **changes), seed=0)
+    dataset = load(path, **changes)
     pairs = dataset.train
     columns = {
         "query": [dataset.query_ids[row].as_py() for row in pairs.queries.tolist()],
@@ -46,14 +29,14 @@ COMMA = "user,item,when,much\nu1,7,30,0.5\nu2,8,10,1\nu1,8,20,2\n"
 
 @pytest.mark.parametrize("labels", [[7, 8, 8], ["7", "8", "8"]], ids=["integers", "strings"])
 def test_parquet(tmp_path: Path, labels: list[object]) -> None:
-    path = parquet(tmp_path, user=["u1", "u2", "u1"], item=labels, extra=[1.5, None, 2])
+    path = write_table(tmp_path / "pairs.parquet", user=["u1", "u2", "u1"], item=labels, extra=[1.5, None, 2])
 
     assert interactions(path) == PAIRS
 
 
 @pytest.mark.parametrize(("name", "separator"), [("pairs.csv", ","), ("pairs.tsv", "\t")])
 def test_csv_and_tsv(tmp_path: Path, name: str, separator: str) -> None:
-    path = text(tmp_path, name, COMMA.replace(",", separator))
+    path = write_text(tmp_path / name, COMMA.replace(",", separator))
 
     assert interactions(path) == PAIRS
     assert interactions(path, timestamp="when", weight="much") == {
@@ -65,28 +48,19 @@ def test_csv_and_tsv(tmp_path: Path, name: str, separator: str) -> None:
 
 
 def test_ids_of_text_files_are_their_text(tmp_path: Path) -> None:
-    path = text(tmp_path, "pairs.csv", "user,item\n007,1.50\n7,true\n")
+    path = write_text(tmp_path / "pairs.csv", "user,item\n007,1.50\n7,true\n")
 
     assert interactions(path) == {"query": ["007", "7"], "label": ["1.50", "true"]}
 
 
-@pytest.mark.parametrize(
-    ("times", "seconds"),
-    [
-        ([2.5, -1.0], [2.5, -1]),
-        ([datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)], [2e6, 1e6]),
-        ([date(1970, 1, 2), date(1970, 1, 1)], [86_400e6, 0]),
-    ],
-    ids=["numbers", "timestamps", "dates"],
-)
-def test_times_are_numbers_or_microseconds(tmp_path: Path, times: list[object], seconds: list[float]) -> None:
-    path = parquet(tmp_path, user=["a", "b"], item=["x", "y"], when=times)
+def test_times_without_a_unit_are_any_numbers(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "pairs.parquet", user=["a", "b"], item=["x", "y"], when=[2.5, -1.0])
 
-    assert interactions(path, timestamp="when")["time"] == seconds
+    assert interactions(path, timestamp="when")["time"] == [2.5, -1]
 
 
 def test_lists(tmp_path: Path) -> None:
-    path = text(tmp_path, "train.txt", "u1 7 8\nlonely\r\n\n  u2\t9  7 \n")
+    path = write_text(tmp_path / "train.txt", "u1 7 8\nlonely\r\n\n  u2\t9  7 \n")
 
     assert read_lists(path).to_pydict() == {"query": ["u1", "u1", "u2", "u2"], "label": ["7", "8", "9", "7"]}
     for name, content, message in (
@@ -94,24 +68,18 @@ def test_lists(tmp_path: Path) -> None:
         ("gone.txt", None, "expected a text file, found none"),
     ):
         if content is not None:
-            text(tmp_path, name, content)
+            write_text(tmp_path / name, content)
         with pytest.raises(DataError, match=f"{name}: {message}"):
             read_lists(tmp_path / name)
 
 
 BAD_TABLES = {
-    "unknown column": ({"user": ["a"], "thing": ["x"]}, {}, r"expected a column 'item', found user, thing"),
     "null id": ({"user": ["a", None], "item": [1, 2]}, {}, r"column 'user': expected an id .*, found null in row 1"),
     "empty id": ({"user": ["a", "b"], "item": ["x", ""]}, {}, r"column 'item': .* found an empty one in row 1"),
     "float ids": (
         {"user": [1.5], "item": [1]},
         {},
         r"'user': expected ids as strings or integers, found double, .* 1.5",
-    ),
-    "ids beyond what floats tell apart": (
-        {"user": [2.0**54], "item": [1]},
-        {},
-        r"'user': expected ids as strings or integers, found double, .* 1.8\S+e\+16",
     ),
     "boolean ids": ({"user": [True], "item": [1]}, {}, r"'user': expected ids as strings or integers, found boolean"),
     "no rows": ({"user": pa.array([], pa.string()), "item": pa.array([], pa.string())}, {}, "at least one interaction"),
@@ -123,7 +91,6 @@ BAD_TABLES = {
         {"weight": "w"},
         r"'w': expected weights that float32 can hold, found 1e",
     ),
-    "negative weight": ({"w": [1, -2]}, {"weight": "w"}, r"'w': expected weights >= 0, found -2.0 in row 1"),
     "text weight": ({"w": ["a", "b"]}, {"weight": "w"}, r"'w': expected numbers, found 'a' in 2 rows"),
     "no weight": ({}, {"weight": "w"}, r"expected a column 'w', found user, item"),
     "null time": ({"t": [None, 1]}, {"timestamp": "t"}, r"'t': expected finite numbers, found null in row 0"),
@@ -132,11 +99,11 @@ BAD_TABLES = {
 
 
 @pytest.mark.parametrize(("columns", "changes", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
-def test_missing_column_is_refused(
+def test_bad_columns_are_refused(
     tmp_path: Path, columns: dict[str, Any], changes: dict[str, str], message: str
 ) -> None:
     ids = {} if "user" in columns else {"user": ["a", "b"], "item": ["x", "y"]}
-    path = parquet(tmp_path, **ids, **columns)
+    path = write_table(tmp_path / "pairs.parquet", **ids, **columns)
 
     with pytest.raises(DataError, match=f"^{path}: .*{message}"):
         interactions(path, **changes)
@@ -148,9 +115,7 @@ BAD_FILES = {
     "empty CSV": ("a.csv", b"", {}, "expected a header with the names of columns"),
     "header only": ("a.csv", b"user,item\n", {}, "expected at least one interaction, found none"),
     "ragged CSV": ("a.csv", b"user,item\na,b\na\n", {}, "expected 2 columns, found 1 in line 3"),
-    "CSV with an empty id": ("a.csv", b"user,item\na,x\n,y\n", {}, "'user': .* found null in row 1"),
     "CSV in latin-1": ("a.csv", "user,item\né,x\n".encode("latin-1"), {}, "expected UTF-8 text, found other bytes"),
-    "CSV with text for weights": ("a.csv", b"user,item,w\na,x,1\na,y,much\n", {"weight": "w"}, "'w': expected numbers"),
     "unknown ending": (
         "a.dat",
         b"user,item\na,b\n",
@@ -164,14 +129,8 @@ BAD_FILES = {
 def test_unreadable_file_is_refused(
     tmp_path: Path, name: str, content: bytes, changes: dict[str, str], message: str
 ) -> None:
-    path = text(tmp_path, name, content)
+    path = write_text(tmp_path / name, content)
 
     with pytest.raises(DataError, match=f"(?s)^{path}: .*{message}"):
         interactions(path, **changes)
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
-def test_missing_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}: expected a .*file, found none"):
-        interactions(tmp_path / name)
