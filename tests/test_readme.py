@@ -99,14 +99,6 @@ def test_folders_and_commands_in_the_drawing_exist() -> None:
     assert set(re.findall(r"longtail-\w+", drawing)) == set(APPS) - {"longtail-audit"}
 
 
-def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"\bmake ([a-z]+)", README))
-    assert "demo" in targets
-    for target in targets:
-        assert re.search(rf"(?m)^{target}:", makefile), target
-
-
 @pytest.mark.process
 def test_make_refuses_an_old_python(tmp_path: Path) -> None:
     old = tmp_path / "python3"

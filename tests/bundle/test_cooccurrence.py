@@ -112,19 +112,6 @@ def test_term_without_history_and_of_a_lonely_label() -> None:
         assert (len(rows), len(values)) == (0, 0)
 
 
-def test_term_equals_the_sum_over_a_dense_matrix() -> None:
-    rng = np.random.default_rng(3)
-    queries, labels = np.sort(rng.integers(0, 60, 900)), rng.integers(0, 50, 900)
-    (built,) = cooccurrences(LogPairs(queries, labels), 50, [settings(power=0.4, neighbours=7, last=8, decay=0.8)])
-    weights = built.matrix().toarray()
-    assert (np.count_nonzero(weights, axis=1) <= 7).all()
-    history = rng.integers(0, 50, 12)
-    expected = sum(0.8**age * weights[label] for age, label in enumerate(history[::-1][:8]))
-    rows, values = built.term(history)
-    assert rows.tolist() == np.flatnonzero(expected).tolist()
-    np.testing.assert_allclose(values, expected[rows], rtol=1e-5)
-
-
 def test_block_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     pairs = LogPairs(np.sort(rng.integers(0, 40, 500)), rng.integers(0, 30, 500))

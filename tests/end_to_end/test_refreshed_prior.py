@@ -32,7 +32,7 @@ from longtail.trainer.config import recipe_toml
 from tests.end_to_end.commands import fitted_and_published, longtail
 from tests.end_to_end.killing import server
 from tests.serving.process import children, until
-from tests.trainer.test_prior import DAYS, FORECAST, log_of, recipe
+from tests.trainer.test_prior import DAYS, FORECAST, recipe, write_log
 
 RARE = "i7"
 HISTORY = {"name": "seen", "kind": "history", "table": "item", "dim": 8}
@@ -42,7 +42,7 @@ HISTORY = {"name": "seen", "kind": "history", "table": "item", "dim": 8}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log that ends now, its model in `model` and a release of it in `releases`."""
     root = tmp_path_factory.mktemp("refreshed")
-    log_of(root, start=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=DAYS))
+    write_log(root, start=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=DAYS))
     of = recipe(root, FORECAST, query={"features": [{"name": "user", "kind": "id", "dim": 8}, HISTORY]})
     (root / "recipe.toml").write_text(recipe_toml(of, root))
     fitted_and_published(root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 if TYPE_CHECKING:
     from longtail.trainer.trained import Trained
@@ -96,15 +94,14 @@ class Finished:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     from longtail.trainer import job, results
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.progress import Reporter
     from tests.trainer import tiny
 
     folder = tmp_path_factory.mktemp("job")
     recipe = tiny.write_job(folder, recipe=tiny.RECIPE.replace("baselines = []\n", ""))
-    screen, models = io.StringIO(), []
+    (reporter, screen), models = tiny.record_output(120), []
     with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         export = results.to_bundle
         patched.setattr(results, "to_bundle", lambda trained, *more: models.append(trained) or export(trained, *more))
-        job.fit(load_recipe(recipe), folder / "bundle", Reporter(Console(file=screen, width=120)))
+        job.fit(load_recipe(recipe), folder / "bundle", reporter)
     return Finished(recipe, folder / "bundle", screen.getvalue(), models[0])

@@ -1,13 +1,11 @@
 """The rows that a model is compared with: their lists worked out otherwise, and what is said of the difference."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Buckets
 from longtail.trainer.data.pairs import Pairs
@@ -35,7 +33,6 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
-from longtail.trainer.progress import Reporter
 from longtail.trainer.results import Selection, finish
 from longtail.trainer.trained import create_hit_counter
 from tests.trainer import tiny
@@ -494,7 +491,7 @@ def test_skipped_baselines_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> None:
     """A trained model without times of its pairs, and a baseline that needs them."""
-    trained, screen = finished.trained, io.StringIO()
+    trained, (reporter, screen) = finished.trained, tiny.record_output()
     recipe = trained.recipe.model_copy(
         update={"evaluation": trained.recipe.evaluation.model_copy(update={"baselines": ["recent popularity"]})}
     )
@@ -504,7 +501,7 @@ def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> N
     dial = Dial(tiny.curve_of_metrics(finished.out))
 
     selection = Selection(dial, dial.default, trained.history, None, create_hit_counter(again))
-    finish(again, trained.dataset, selection, {}, Reporter(Console(file=screen, width=120)), tmp_path / "b")
+    finish(again, trained.dataset, selection, {}, reporter, tmp_path / "b")
 
     note = "recent popularity was left out: the pairs have no times."
     assert note in screen.getvalue()

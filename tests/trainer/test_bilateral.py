@@ -12,7 +12,6 @@ from keras import ops
 from longtail.trainer import backend
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.loss_terms.queries import PooledPositives
 from longtail.trainer.losses import LOSSES, MASKED, Objective, SampledLogits
 from longtail.trainer.losses.families import pool_positives
@@ -20,7 +19,7 @@ from tests.trainer import tiny
 
 BSL = {"name": "bilateral_softmax", "power": 1.25}
 COSINES = {"similarity": "cosine", "temperature": 0.1}
-ROWS = tiny.pairs([(0, 0), (1, 1), (0, 2), (2, 1), (2, 3), (0, 4)])
+ROWS = tiny.pairs((0, 0), (1, 1), (0, 2), (2, 1), (2, 3), (0, 4))
 GROUPS = np.int32([0, 1, 0, 2, 2, 0])
 
 
@@ -35,11 +34,7 @@ def logits(rows: int = 6, negatives: int = 5) -> SampledLogits:
     )  # fmt: skip
 
 
-def pooling(train: Pairs, parts: int = 1) -> PooledPositives:
-    return PooledPositives(train, parts)
-
-
-POOLED = pooling(tiny.pairs((0, 0)))
+POOLED = PooledPositives(tiny.pairs((0, 0)), 1)
 
 
 def by_hand(of: SampledLogits, power: float, groups_B: np.ndarray | None = None) -> np.ndarray:
@@ -100,7 +95,7 @@ def test_batches_number_distinct_requests() -> None:
     data = tiny.dataset(ROWS, queries=3, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
     settings: dict[str, Any] = {"batch_size": 5, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(data.train, features, [pooling(data.train)], **settings)
+    ((_, batch),) = epoch_batches(data.train, features, [PooledPositives(data.train, 1)], **settings)
     asked_B = data.train.queries[batch["_pair"]]
 
     assert batch["_group"].dtype == np.int32
@@ -112,43 +107,31 @@ def test_batches_number_distinct_requests() -> None:
     assert "_group" not in plain
     # A query is asked in a way of its own for every objective.
     several = replace(data.train, objectives=np.int32([0, 0, 1, 0, 0, 1]))
-    ((_, batch),) = epoch_batches(several, features, [pooling(several)], **settings)
+    ((_, batch),) = epoch_batches(several, features, [PooledPositives(several, 1)], **settings)
     asked_B = asked_B * 2 + several.objectives[batch["_pair"]]
     np.testing.assert_array_equal(
         batch["_group"][:, None] == batch["_group"], asked_B[:, None] == asked_B
     )  # fmt: skip
 
 
-def test_pooling_is_within_a_part_of_a_batch() -> None:
-    """Whose rows of one query in another part they do not see."""
-    recipe = tiny.recipe(loss={"family": BSL, "sampler": "full"}, model=COSINES, training={"accumulate": 2})
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_pools_the_positives_of_a_query_within_a_part(parts: int) -> None:
+    recipe = tiny.recipe(loss={"family": BSL, "sampler": "full"}, model=COSINES, training={"accumulate": parts})
     data = tiny.dataset(ROWS, queries=3, labels=6)
-    model = tiny.model(recipe, data, batch_size=6)
-    features = Encoding.fit(recipe, data).query
-    ((_, batch),) = epoch_batches(data.train, features, [PooledPositives(data.train, 2)], batch_size=6, seed=1, epoch=0)
-    queries_B, labels_B = data.train.queries[batch["_pair"]], batch["_positive"]
+    model, features = tiny.model(recipe, data, batch_size=6), Encoding.fit(recipe, data).query
+    terms = [PooledPositives(data.train, parts)]
+    ((_, batch),) = epoch_batches(data.train, features, terms, batch_size=6, seed=1, epoch=0)
+    queries_B, labels_B, part_B = data.train.queries[batch["_pair"]], batch["_positive"], np.arange(6) * parts // 6
     logits_BL = model.embed_queries({"user_id": queries_B + 1}) @ model.embed_labels().T / 0.1
     expected_B = []
     for row in range(6):
-        part = range(3) if row < 3 else range(3, 6)
-        shared = [logits_BL[at, labels_B[at]] for at in part if queries_B[at] == queries_B[row]]
-        expected_B.append(1.25 * np.log(np.exp(logits_BL[row]).sum()) - np.log(np.exp(shared).mean()))
+        rows = np.flatnonzero((queries_B == queries_B[row]) & (part_B == part_B[row]))
+        # Hits are kept: the positive is a label like any other. The sixth label is in no pair.
+        pooled = np.log(np.exp(logits_BL[rows, labels_B[rows]]).mean())
+        expected_B.append(1.25 * np.log(np.exp(logits_BL[row]).sum()) - pooled)
 
-    assert len({(row < 3, query) for row, query in enumerate(queries_B.tolist())}) > len(set(queries_B.tolist()))
+    queries_of_parts = len(set(zip(part_B, queries_B, strict=True)))
+    assert queries_of_parts > 3 if parts == 2 else queries_of_parts == 3, "a query is in both parts"
     assert batch["_group"].max() < 3
     batch["user_id"] = queries_B + 1
     assert float(model.train_step(batch)) == pytest.approx(np.mean(expected_B), rel=1e-5)
-
-
-def test_a_step_pools_the_positives_of_a_query() -> None:
-    recipe = tiny.recipe(loss={"family": BSL, "sampler": "full"}, model=COSINES)
-    model = tiny.model(recipe, tiny.dataset(ROWS, queries=3, labels=6), batch_size=6)
-    logits_BL = model.embed_queries({"user_id": ROWS.queries + 1}) @ model.embed_labels().T / 0.1
-    expected_B = []
-    for row in range(6):
-        shared = [logits_BL[at, ROWS.labels[at]] for at in range(6) if ROWS.queries[at] == ROWS.queries[row]]
-        # Hits are kept: the positive is a label like any other. The sixth label is in no pair.
-        expected_B.append(1.25 * np.log(np.exp(logits_BL[row]).sum()) - np.log(np.exp(shared).mean()))
-
-    loss = float(model.train_step(tiny.batch(ROWS, _group=GROUPS)))
-    assert loss == pytest.approx(np.mean(expected_B), rel=1e-5)

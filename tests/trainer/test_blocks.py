@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from longtail.trainer.config import Recipe
 from longtail.trainer.losses import batch_loss
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
@@ -35,6 +36,16 @@ def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
     return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
 
 
+def assert_equal_in_blocks(recipe: Recipe, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, variables = stepped(build_model(recipe))
+    monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(batch_loss, "_LEAST_ROWS", rows)
+    in_blocks, others = stepped(build_model(recipe))
+    assert in_blocks == pytest.approx(losses, rel=1e-6)
+    for actual, expected in zip(others, variables, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
 LIKE_ANOTHER = (
     "uniform, softmax", "popularity, softmax", "softmax", "contrastive", "hinge", "squared_hinge", "exponential",
     "ramp", "nce", "pairwise_softmax", "mined contrastive", "regularized", "hits kept", "top_k of draws per row",
@@ -61,22 +72,10 @@ def test_a_step_in_blocks_equals_a_step_of_the_batch(job: str, rows: int, monkey
         query={"features": [tiny.USER], "hidden": [5]},
         optimizer={"embeddings": "sgd", "dense": "sgd"},
     )
-    losses, variables = stepped(build_model(recipe))
-    monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
-    monkeypatch.setattr(batch_loss, "_LEAST_ROWS", rows)
-    in_blocks, others = stepped(build_model(recipe))
-    assert in_blocks == pytest.approx(losses, rel=1e-6)
-    for actual, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+    assert_equal_in_blocks(recipe, rows, monkeypatch)
 
 
 @pytest.mark.usefixtures("xla")
 def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny.recipe(loss={"sampler": SAMPLES["in_batch"], "weight": "tail"}, model={"dim": 4, "temperature": 1.0})
-    losses, variables = stepped(build_model(recipe))
-    monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
-    monkeypatch.setattr(batch_loss, "_LEAST_ROWS", 4)
-    in_blocks, others = stepped(build_model(recipe))
-    assert in_blocks == pytest.approx(losses, rel=1e-6)
-    for actual, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+    assert_equal_in_blocks(recipe, 4, monkeypatch)

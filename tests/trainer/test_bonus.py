@@ -1,19 +1,16 @@
 """β for torso, tail and new: chosen by floors alone, and compared with λ and reserved places."""
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Bonus, CurvePoint, Interval
 from longtail.trainer import evaluate, fit
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, best_with_bonus, lines
 from longtail.trainer.evaluation.frontier import reserve_slots
-from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -106,10 +103,10 @@ def test_lines_go_through_the_served_bonus_and_show_the_dial_without_it() -> Non
 
 
 def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
-    console = Console(record=True, width=200, file=StringIO())
+    reporter, screen = tiny.record_output()
     recipe = tiny.write_job(tmp_path)
     overrides = ["training.epochs=1", "evaluation.baselines=[]", 'evaluation.floor={"exposure@5/tail"=0.45}']
-    bundle = fit(recipe, tmp_path / "model", Reporter(console), overrides=overrides)
+    bundle = fit(recipe, tmp_path / "model", reporter, overrides=overrides)
 
     bonus = {bucket: dial.default for bucket, dial in bundle.manifest.bonus.items()}
     assert bonus["tail"] > 0
@@ -123,7 +120,7 @@ def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
     assert again.value("recall@5") == at.metrics["recall@5"].value
     assert [*map(Setting.read_point, again.curve)] == [*map(Setting.read_point, evaluate(bundle).curve)]
     assert again.value("recall@5", bias_removal=1.0, bonus={}) > 0
-    assert "β tail" in console.export_text()
+    assert "β tail" in screen.getvalue()
     assert f", β tail = {bonus['tail']:g}" in (tmp_path / "model" / "report.html").read_text()
 
 

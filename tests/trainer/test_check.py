@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,59 +16,33 @@ from longtail.trainer.check import CheckReport, check, show
 from longtail.trainer.errors import DataError
 from longtail.trainer.job import fit
 from tests.trainer import tiny
-
-RECIPE = """
-name = "small"
-[data]
-train = "train.parquet"
-test = "test.parquet"
-query_id = "user"
-label_id = "item"
-timestamp = "when"
-labels = "items.parquet"
-[query]
-features = [
-    { name = "user", kind = "id", dim = 4, min_count = 2 },
-    { name = "seen", kind = "history", table = "item", dim = 2 },
-]
-[label]
-features = [
-    { name = "item", kind = "id", dim = 2 },
-    { name = "brand", kind = "id", dim = 3, min_count = 2 },
-    { name = "price", kind = "number" },
-]
-[model]
-dim = 4
-[loss]
-sampler = { name = "mixed", negatives = 3 }
-[optimizer]
-embeddings = "adam"
-[training]
-epochs = 5
-batch_size = 4
-[evaluation]
-ks = [2]
-metric = "recall@2"
-"""
+from tests.trainer.logs import write_table
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     day = 1_700_006_400
-    pq.write_table(
-        pa.table(
-            {"user": list("aaabbbc"), "item": [1, 1, 2, 1, 2, 3, 1], "when": [day + 86_400 * at for at in range(7)]}
-        ),
-        tmp_path / "train.parquet",
-    )
-    pq.write_table(
-        pa.table({"user": list("aaad"), "item": [1, 3, 9, 1], "when": [day + 86_400 * at for at in range(7, 11)]}),
-        tmp_path / "test.parquet",
-    )
+    times = [day + 86_400 * at for at in range(11)]
+    write_table(tmp_path / "train.parquet", user=list("aaabbbc"), item=[1, 1, 2, 1, 2, 3, 1], when=times[:7])
+    write_table(tmp_path / "test.parquet", user=list("aaad"), item=[1, 3, 9, 1], when=times[7:])
     items = {"item": [1, 2, 3, 4], "brand": ["x", "x", "y", None], "price": [1.0, None, 3.0, 4.0]}
-    pq.write_table(pa.table(items), tmp_path / "items.parquet")
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    return tmp_path / "recipe.toml"
+    write_table(tmp_path / "items.parquet", **items)
+    return tiny.write_recipe(
+        tmp_path,
+        data={
+            "train": tmp_path / "train.parquet", "test": tmp_path / "test.parquet", "query_id": "user",
+            "label_id": "item", "timestamp": "when", "labels": tmp_path / "items.parquet",
+        },
+        query={"features": [
+            {"name": "user", "kind": "id", "dim": 4, "min_count": 2},
+            {"name": "seen", "kind": "history", "table": "item", "dim": 2},
+        ]},
+        label={"features": [
+            {"name": "item", "kind": "id", "dim": 2}, {"name": "brand", "kind": "id", "dim": 3, "min_count": 2},
+            {"name": "price", "kind": "number"},
+        ]},
+        loss={"sampler": {"name": "mixed", "negatives": 3}}, training={"epochs": 5, "batch_size": 4},
+    )  # fmt: skip
 
 
 def print_report(report: CheckReport, width: int = 80) -> str:
@@ -168,16 +141,8 @@ def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[
     assert output["problems"][0].endswith("expected a parquet file, found none: did you mean 'train.parquet'?")
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([[]] * 3 + [[datetime(2026, 1, 1)]], pa.list_(pa.timestamp("us"))),
-        pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())),
-        pa.array([b"text"] * 3 + [b"\xff"], pa.binary()),
-    ],
-)
-def test_a_column_that_no_service_could_display_is_refused_before_training(small: Path, column: pa.Array) -> None:
-    items = pq.read_table(small.parent / "items.parquet")
+def test_a_column_that_no_service_could_display_is_refused_before_training(small: Path) -> None:
+    column, items = pa.array([b"text"] * 3 + [b"\xff"], pa.binary()), pq.read_table(small.parent / "items.parquet")
     pq.write_table(items.append_column("odd", column), small.parent / "items.parquet")
     overrides = ['data.display=["brand", "price", "odd"]']
 

@@ -1,6 +1,5 @@
 """`check` and `fit` agree: what one refuses, the other refuses before an epoch, over drawn recipes and data."""
 
-import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import ValidationError
-from rich.console import Console
 
 from longtail.trainer.check import check
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.job import fit
-from longtail.trainer.progress import Reporter
+from tests.trainer import tiny
 
 DAY = 86_400
 NOW = 1_700_000_000
@@ -133,9 +131,9 @@ def test_check_refuses_what_fit_refuses(job: tuple[dict[str, Any], dict[str, pa.
             recipe = Recipe.model_validate({"name": "drawn", **sections})
         except ValidationError:
             return  # neither sees the data
-        report, screen = check(recipe), io.StringIO()
+        report, (reporter, screen) = check(recipe), tiny.record_output()
         try:
-            fit(recipe, folder / "bundle", Reporter(Console(file=screen)))
+            fit(recipe, folder / "bundle", reporter)
         except (TrainerError, DataError) as error:
             refused = str(error)
         else:

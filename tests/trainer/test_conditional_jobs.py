@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import TrainingConfig, load_recipe
@@ -12,7 +11,7 @@ from longtail.trainer.errors import RecipeError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.job import fit
-from longtail.trainer.progress import EpochProgress, Reporter
+from longtail.trainer.progress import EpochProgress
 from tests.trainer import tiny
 
 ADVERSARIAL = ["loss.family=logistic", 'loss.sampler={name="adversarial", negatives=3, dims=4}']
@@ -35,7 +34,7 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
     path = folder / "recipe.toml"
     if not path.exists():
         tiny.write_job(folder)
-    return fit(load_recipe(path, settings), folder / name, Reporter(Console(quiet=True)))
+    return fit(load_recipe(path, settings), folder / name)
 
 
 @pytest.mark.nightly

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Augmentation
 from longtail.bundle.histories import LogPairs
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
-from longtail.trainer import evaluate, fit
+from longtail.trainer import RecipeError, evaluate, fit, load_recipe
 from longtail.trainer.cooccurrence import choose_term
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
@@ -27,7 +25,6 @@ from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import RankedModel, tower_lists
 from longtail.trainer.evaluation.task import Task
-from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 
 SETTINGS = CooccurrenceSettings(default=1, maximum=4, kind="walk", power=0.3, last=4, decay=0.7, neighbours=5)
@@ -137,18 +134,6 @@ def test_entries_are_the_last_of_selected_types() -> None:
     assert HistoryEntries(past, [0]).padded(rows, 2).tolist() == [[-1, -1], [5, 7], [-1, -1]]
 
 
-def test_c_of_rows_is_the_term_of_their_histories() -> None:
-    world = World()
-    term, entries = HistoryTerm(world.term, HistoryEntries(world.past)), HistoryEntries(world.past)
-    rows = np.int32([3, 0, 9])
-    c_BL = term(rows).toarray()
-    for i, history in enumerate(entries.padded(rows, 4)):
-        expected = np.zeros(world.labels, np.float32)
-        labels, values = world.term.term(history)
-        expected[labels] = values
-        np.testing.assert_allclose(c_BL[i], expected, rtol=1e-5)
-
-
 def test_a_growing_past_is_read_event_by_event() -> None:
     known_pairs, held_out = tiny.pairs((0, 1)), tiny.pairs((0, 2), (0, 3))
     past = Past.growing(known_pairs, held_out, queries=1)
@@ -205,16 +190,15 @@ def write_chain(folder: Path, recipe: str = CHAIN) -> Path:
 
 
 def test_job_chooses_the_term_and_serves_it(tmp_path: Path) -> None:
-    console = Console(record=True, width=200, file=StringIO())
-    bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console), overrides=["training.refit=true"])
+    reporter, screen = tiny.record_output()
+    bundle = fit(write_chain(tmp_path), tmp_path / "model", reporter, overrides=["training.refit=true"])
     term = bundle.manifest.cooccurrence
     assert term is not None
     assert bundle.cooccurrence is not None
     assert (term.kind, term.neighbours, term.maximum) == ("next", 20, 6)
     assert term.default > 0
     assert term.until is None  # the log has numbers, not dates
-    text = console.export_text()
-    assert "Co-occurrence on valid: next, β = " in text
+    assert "Co-occurrence on valid: next, β = " in screen.getvalue()
     stored = evaluate(tmp_path / "model")
     again = evaluate(tmp_path / "model", tmp_path / "recipe.toml")
     assert [Setting.read_point(point) for point in again.curve] == [Setting.read_point(point) for point in stored.curve]
@@ -230,24 +214,24 @@ def test_job_chooses_the_term_and_serves_it(tmp_path: Path) -> None:
 
 def test_gain_within_chance_leaves_the_weight_to_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Task, "error", lambda *_: 1.0)
-    console = Console(record=True, width=200, file=StringIO())
-    bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console))
+    reporter, screen = tiny.record_output()
+    bundle = fit(write_chain(tmp_path), tmp_path / "model", reporter)
     settings = bundle.manifest.cooccurrence
     assert settings is not None
     assert settings.default == 0
     assert settings.maximum > 0
     assert bundle.cooccurrence is not None
     assert {point.cooccurrence for point in bundle.manifest.bias_removal.curve} >= {0, 0.1, 1}
-    assert "its gain is within chance, so that requests alone set ω" in console.export_text()
+    assert "its gain is within chance, so that requests alone set ω" in screen.getvalue()
 
 
 def test_job_without_choices_has_no_term(tmp_path: Path) -> None:
-    console = Console(record=True, width=200, file=StringIO())
+    reporter, screen = tiny.record_output()
     recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + "\n[cooccurrence]\nweights = [0]\n")
-    bundle = fit(recipe, tmp_path / "model", Reporter(console))
+    bundle = fit(recipe, tmp_path / "model", reporter)
     assert bundle.manifest.cooccurrence is None
     assert bundle.cooccurrence is None
-    assert "Co-occurrence: left out, because there is nothing to choose it from" in console.export_text()
+    assert "Co-occurrence: left out, because there is nothing to choose it from" in screen.getvalue()
 
 
 def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:
@@ -267,14 +251,13 @@ def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("kinds = []", "cooccurrence.kinds: expected at least 1"),
-        ('kinds = ["lift"]', "cooccurrence.kinds.0: expected one of 'walk', 'cosine' or 'next'"),
-        ("weights = [-1]", "cooccurrence.weights.0: expected a number >= 0"),
-        ("betas = [1]", "cooccurrence.betas"),
+        ("kinds = []", "cooccurrence.kinds: expected at least 1 of them"),
+        ('kinds = ["lift"]', "cooccurrence.kinds.0: expected 'walk', 'cosine', 'next' or 'mixed', received 'lift'"),
+        ("weights = [-1]", "cooccurrence.weights.0: expected at least 0, received -1"),
+        ("betas = [1]", "cooccurrence.betas: expected one of kinds, weights, remember, received an unknown key"),
     ],
 )
 def test_wrong_keys_are_refused(section: str, message: str, tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + f"\n[cooccurrence]\n{section}\n")
-    with pytest.raises(Exception, match="cooccurrence") as refused:
-        fit(recipe, tmp_path / "model")
-    assert message.split(":")[0] in str(refused.value)
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(recipe)

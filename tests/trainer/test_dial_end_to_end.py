@@ -14,12 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Bundle
 from longtail.bundle.tower import onnx_session
 from longtail.trainer.job import fit
-from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 
 COUNTS = np.array([[37, 31, 14, 10, 5, 3], [21, 32, 27, 3, 8, 9], [37, 28, 8, 3, 14, 10]])
@@ -64,22 +62,27 @@ CELLS: dict[str, tuple[dict[str, Any], str, np.ndarray, float]] = {
 """`[loss]`, ν in words and in numbers, and how far log p may be off, in nats: softmax has its knee."""
 
 
-def bundle_of(folder: Path, loss: dict[str, Any]) -> Bundle:
-    x, y = np.indices((X, L)).reshape(2, -1)
-    pairs = np.repeat(np.arange(X * L), np.repeat(COUNTS, COPIES, axis=1).ravel() * TIMES)
-    pq.write_table(pa.table({"user_id": x[pairs], "item_id": y[pairs]}), folder / "train.parquet")
+def fit_log(folder: Path, log: dict[str, np.ndarray], *, dim: int = 4, **sections: Any) -> Bundle:
+    """Train on a log, and read the bundle from its files."""
+    pq.write_table(pa.table(log), folder / "train.parquet")
+    columns = {"train": folder / "train.parquet", "query_id": "user_id", "label_id": "item_id"}
     recipe = tiny.recipe(
-        data={"train": folder / "train.parquet", "query_id": "user_id", "label_id": "item_id"},
-        model={"dim": 4, "similarity": "dot", "temperature": 1, "label_bias": True},
-        loss=loss,
-        optimizer={"embedding_learning_rate": 0.05, "schedule": "linear"},
-        training={"epochs": 8, "batch_size": B},
-    )
-    fit(recipe, folder / "out", Reporter(Console(quiet=True)))
+        data=columns | sections.pop("data", {}),
+        query={"features": [tiny.USER | {"dim": dim}]}, label={"features": [tiny.ITEM | {"dim": dim}]},
+        model={"dim": dim, "similarity": "dot", "temperature": 1, "label_bias": True},
+        optimizer={"embedding_learning_rate": 0.05, "dense_learning_rate": 0.05, "schedule": "linear"},
+        training={"epochs": 8, "batch_size": B}, **sections,
+    )  # fmt: skip
+    fit(recipe, folder / "out")
     return Bundle.load(folder / "out")
 
 
-def scores_of(bundle: Bundle, bias_removal: float, popularity: float = 0.0) -> np.ndarray:
+def repeat_cells(counts: np.ndarray, times: int) -> np.ndarray:
+    """The cell x·L + y of every pair: each label of a group in as many pairs."""
+    return np.repeat(np.arange(X * L), np.repeat(counts, COPIES, axis=1).ravel() * times)
+
+
+def compute_scores(bundle: Bundle, bias_removal: float, popularity: float = 0.0) -> np.ndarray:
     """Logits of the queries and groups, as an index computes them, less their mean over groups; [X, GROUPS]."""
     names = np.array(bundle.vocabularies["user_id"].lookup_all([str(x) for x in range(X)]), np.int32)
     (queries_XD,) = onnx_session(bundle.query_tower, "query_tower.onnx").run(None, {"user_id": names})
@@ -100,17 +103,18 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
 )
 def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
     loss, name, noise_L, off = CELLS[cell]
-    bundle = bundle_of(tmp_path, loss)
+    x, y = np.divmod(repeat_cells(COUNTS, TIMES), L)
+    bundle = fit_log(tmp_path, {"user_id": x, "item_id": y}, loss=loss)
     dial = bundle.manifest.bias_removal
     link = 0.5 if cell.startswith("exponential") else 1.0
     assert (dial.noise, dial.chosen_by) == (name, "theory, for want of validation data")
     assert dial.default == (0.0 if name == "uniform" else link)
-    removed_XG, raw_XG = scores_of(bundle, dial.default), scores_of(bundle, 0.0)
+    removed_XG, raw_XG = compute_scores(bundle, dial.default), compute_scores(bundle, 0.0)
     np.testing.assert_allclose(removed_XG, centred(link * np.log(DATA)), atol=off)
     np.testing.assert_allclose(raw_XG, centred(link * np.log(DATA / noise_L)), atol=off)
     np.testing.assert_array_equal(removed_XG.argsort(axis=1), DATA.argsort(axis=1))
     assert (bundle.labels.log_popularity is None) == (name == "π")
-    prior_XG = scores_of(bundle, dial.default, popularity=-1.0)
+    prior_XG = compute_scores(bundle, dial.default, popularity=-1.0)
     np.testing.assert_allclose(prior_XG, removed_XG - centred(np.log(PI)[None]), atol=0.01)
 
 
@@ -121,37 +125,24 @@ def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     λ = 1 gives Σ ŝ log p_o, whatever the objectives weigh in training; λ = 0 that over the frequency of all pairs.
     """
     kinds = {"click": COUNTS, "purchase": COUNTS[:, ::-1]}
-    x, y = np.indices((X, L)).reshape(2, -1)
-    rows = [
-        np.repeat(np.arange(X * L), np.repeat(counts, COPIES, axis=1).ravel() * TIMES // 2) for counts in kinds.values()
-    ]
-    pairs, event = np.concatenate(rows), np.repeat(list(kinds), [len(block) for block in rows])
-    log = {"user_id": x[pairs], "item_id": y[pairs], "event": event}
-    pq.write_table(pa.table(log), tmp_path / "train.parquet")
-    recipe = tiny.recipe(
-        data={
-            "train": tmp_path / "train.parquet", "query_id": "user_id", "label_id": "item_id",
-            "events": {"column": "event", "weights": {"click": 1, "purchase": 1}},
-        },
+    cells = [repeat_cells(counts, TIMES // 2) for counts in kinds.values()]
+    x, y = np.divmod(np.concatenate(cells), L)
+    bundle = fit_log(
+        tmp_path, {"user_id": x, "item_id": y, "event": np.repeat(list(kinds), [len(block) for block in cells])}, dim=8,
+        data={"events": {"column": "event", "weights": {"click": 1, "purchase": 1}}},
         objectives={
             "click": {"events": ["click"], "weight": 2, "export": 1}, "purchase": {"events": ["purchase"], "export": 3},
         },
-        query={"features": [tiny.USER | {"dim": 8}]}, label={"features": [tiny.ITEM | {"dim": 8}]},
-        model={"dim": 8, "similarity": "dot", "temperature": 1, "label_bias": True},
-        optimizer={"embedding_learning_rate": 0.05, "dense_learning_rate": 0.05, "schedule": "linear"},
-        training={"epochs": 8, "batch_size": B},
     )  # fmt: skip
-    fit(recipe, tmp_path / "out", Reporter(Console(quiet=True)))
-    bundle = Bundle.load(tmp_path / "out")
 
     served_XG = 0.25 * np.log(COUNTS / 100) + 0.75 * np.log(COUNTS[:, ::-1] / 100)
     noise_G = (PI + PI[::-1]) / 2
     assert bundle.manifest.bias_removal.default == 1
-    np.testing.assert_allclose(scores_of(bundle, 1.0), centred(served_XG), atol=0.1)
-    np.testing.assert_allclose(scores_of(bundle, 0.0), centred(served_XG - np.log(noise_G)), atol=0.1)
-    prior_XG = scores_of(bundle, 1.0, popularity=-1.0)
+    np.testing.assert_allclose(compute_scores(bundle, 1.0), centred(served_XG), atol=0.1)
+    np.testing.assert_allclose(compute_scores(bundle, 0.0), centred(served_XG - np.log(noise_G)), atol=0.1)
+    prior_XG = compute_scores(bundle, 1.0, popularity=-1.0)
     weighed_G = (2 * PI + PI[::-1]) / 3
-    np.testing.assert_allclose(prior_XG, scores_of(bundle, 1.0) - centred(np.log(weighed_G)[None]), atol=0.01)
+    np.testing.assert_allclose(prior_XG, compute_scores(bundle, 1.0) - centred(np.log(weighed_G)[None]), atol=0.01)
 
 
 DAYS, HALF_LIFE = 60, 15
@@ -185,18 +176,10 @@ def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_p
     copies = rng.poisson(expected_TXL).ravel()
     day, x, y = (column.repeat(copies) for column in (day, x, y))
     log = {"user_id": x, "item_id": y, "at": 1.7e9 + 86_400.0 * day, "weight": 0.5 ** ((DAYS - day) / HALF_LIFE)}
-    pq.write_table(pa.table(log), tmp_path / "train.parquet")
-    recipe = tiny.recipe(
-        data={"train": tmp_path / "train.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "at"}
-        | data,
-        model={"dim": 4, "similarity": "dot", "temperature": 1, "label_bias": True},
-        loss={"family": "logistic", "hits": "keep"} | loss,
+    bundle = fit_log(
+        tmp_path, log, data={"timestamp": "at"} | data, loss={"family": "logistic", "hits": "keep"} | loss,
         prior={"kind": "decayed", "horizon": "7d"},
-        optimizer={"embedding_learning_rate": 0.05, "schedule": "linear"},
-        training={"epochs": 8, "batch_size": B},
-    )
-    fit(recipe, tmp_path / "out", Reporter(Console(quiet=True)))
-    bundle = Bundle.load(tmp_path / "out")
+    )  # fmt: skip
     link = 0.5 if cell.startswith("exponential") else 1.0
     assert (bundle.manifest.bias_removal.default, bundle.manifest.popularity.default) == (0, link)
     assert bundle.forecast is not None
@@ -207,5 +190,5 @@ def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_p
     served = replace(bundle, labels=replace(bundle.labels, log_popularity=column))
 
     law_XG = taste_XG * share_TG[-1]
-    off = scores_of(served, 0.0, link) - centred(link * np.log(law_XG))
+    off = compute_scores(served, 0.0, link) - centred(link * np.log(law_XG))
     assert np.ptp(off) < 0.2

@@ -190,18 +190,6 @@ def test_labels_without_training_pairs_are_outside_the_likelihood() -> None:
     assert likelihood(far, HELD_OUT, described=True) == pytest.approx(without_it), "nor are pairs of such labels"
 
 
-def test_conditional_proposal_replaces_frequencies() -> None:
-    log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
-    top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), RankedModel(embed, label_side(), lambda rows: log_p[rows]), None,
-        [*map(Setting, GRID)], k=L,
-    )  # fmt: skip
-
-    for at, bias_removal in enumerate(GRID):
-        scores = USERS @ ITEMS.T / T + BIAS + bias_removal * log_p
-        np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
-
-
 LOG_NU = np.log(rng.dirichlet(np.ones(L)))
 
 

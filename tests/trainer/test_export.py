@@ -21,8 +21,6 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
@@ -31,10 +29,6 @@ from tests.trainer.conftest import Finished
 
 def run(model: bytes, inputs: dict[str, Any]) -> np.ndarray:
     return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
-
-
-def silent() -> Reporter:
-    return Reporter(Console(file=io.StringIO()))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +132,7 @@ def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: 
 def id_towers(tmp_path: Path, **sections: Any) -> Trained:
     recipe = tiny.recipe(**sections)
     dataset = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
-    return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent())
+    return tiny.train(recipe, dataset, tmp_path / "work")
 
 
 def test_a_tower_away_from_the_centre_of_the_labels_is_measured_as_at_it(finished: Finished, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
@@ -116,18 +114,3 @@ def test_weights_use_streamed_frequencies(sampler: dict[str, Any]) -> None:
     )
     q = np.exp(np.asarray(model.sampler.q_of_pi(ops.log(ops.convert_to_tensor(pi_L.astype(np.float32))))))
     np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (5 * pi_L + 3 / 5) / 8, rtol=1e-6)
-
-
-@pytest.mark.usefixtures("eager")
-def test_checkpoints_hold_streamed_frequencies(tmp_path: Path) -> None:
-    model, other = build_model(), build_model()
-    model.train_step(tiny.batch(TRAIN))
-    Checkpoints(tmp_path, "run").save("latest", model.variables, {})
-    Checkpoints(tmp_path, "run").load("latest", other.variables)
-
-    labels = np.arange(5, dtype=np.int32)
-    np.testing.assert_array_equal(
-        np.asarray(other.train_step._frequencies.log_pi(labels)),
-        np.asarray(model.train_step._frequencies.log_pi(labels)),
-    )
-    assert float(other.train_step(tiny.batch(TRAIN))) == float(model.train_step(tiny.batch(TRAIN)))

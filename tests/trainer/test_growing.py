@@ -220,55 +220,28 @@ def test_pairs_without_an_order_are_refused(data: dict[str, Any], received: str)
         tiny.recipe(data=data, evaluation={"history": "growing"})
 
 
-SESSIONS = """
-name = "sessions"
-
-[data]
-train = "sessions.parquet"
-query_id = "session"
-label_id = "item"
-timestamp = "at"
-split = { strategy = "temporal", valid = 0.2, test = 0.2 }
-
-[query]
-features = [{ name = "clicks", kind = "history", dim = 16, max_length = 1, unknown_rate = 0 }]
-
-[label]
-features = [{ name = "item", kind = "id", dim = 16 }]
-
-[model]
-dim = 16
-
-[loss]
-sampler = "full"
-
-[optimizer]
-embedding_learning_rate = 0.1
-
-[training]
-epochs = 12
-batch_size = 64
-
-[evaluation]
-ks = [1]
-metric = "recall@1"
-bias_removal = [0.0, 1.0]
-baselines = ["popularity", "item-kNN"]
-bootstrap = 10
-history = "growing"
-least_history = 1
-exclude_seen = false
-"""
-
-
 def write_sessions(folder: Path, labels: int = 12) -> Path:
     """Sessions of five clicks, one after another, in each of which every click is followed by the next label."""
     first = np.random.default_rng(0).integers(labels, size=240)
     items = (first[:, None] + np.arange(5)) % labels
     table = {"session": np.repeat(np.arange(240), 5), "item": items.ravel(), "at": np.arange(1200)}
     pq.write_table(pa.table(table), folder / "sessions.parquet")
-    (folder / "recipe.toml").write_text(SESSIONS)
-    return folder / "recipe.toml"
+    return tiny.write_recipe(
+        folder,
+        data={
+            "train": folder / "sessions.parquet", "query_id": "session", "label_id": "item", "timestamp": "at",
+            "split": {"strategy": "temporal", "valid": 0.2, "test": 0.2},
+        },
+        query={"features": [
+            {"name": "clicks", "kind": "history", "dim": 16, "max_length": 1, "unknown_rate": 0},
+        ]},
+        label={"features": [{"name": "item", "kind": "id", "dim": 16}]}, model={"dim": 16}, loss={"sampler": "full"},
+        optimizer={"embedding_learning_rate": 0.1}, training={"epochs": 12, "batch_size": 64},
+        evaluation={
+            "ks": [1], "metric": "recall@1", "bias_removal": [0.0, 1.0], "baselines": ["popularity", "item-kNN"],
+            "history": "growing", "least_history": 1, "exclude_seen": False,
+        },
+    )  # fmt: skip
 
 
 def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: Path) -> None:
@@ -279,14 +252,8 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
 
     figures = json.loads((tmp_path / "bundle" / "metrics.json").read_text())
     counts = {
-        "pairs": 240,
-        "distinct": 240,
-        "short": 48,
-        "repeated": 0,
-        "measured": 192,
-        "queries": 48,
-        "requests": 192,
-    }
+        "pairs": 240, "distinct": 240, "short": 48, "repeated": 0, "measured": 192, "queries": 48, "requests": 192,
+    }  # fmt: skip
     assert figures["held_out"] == {"valid": counts, "test": counts}
     recall = evaluate(bundle).value("recall@1")
     assert recall > 0.95

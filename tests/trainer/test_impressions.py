@@ -1,4 +1,4 @@
-"""Labels that were shown and not chosen, as negatives of a weight of their own."""
+"""Negatives beside the draws: impressions, with a weight of their own, and retrieved labels."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0
 BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
 SHOWN_LABELS = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
 """Of row 0 also its positive; of row 1 nothing else; of row 2 label 4 twice."""
+RETRIEVED = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
+"""Row 1 has but one, and its positive in place of the other."""
 
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("hits", ["mask", "mask_known"])
 @pytest.mark.parametrize(
-    ("family", "sampler", "weight", "mining"),
+    ("family", "sampler", "weight", "more"),
     [
-        ("softmax", "in_batch", "unit", None),
-        ("softmax", "full", "importance", None),
-        ("softmax", "full", "tail", {"keep": 1}),
-        ("logistic", "full", "unit", None),
-        ({"name": "logistic", "pairwise": True}, "full", "importance", None),
+        ("softmax", "in_batch", "unit", {"impressions": GAMMA}),
+        ("softmax", "full", "importance", {"impressions": GAMMA}),
+        ("softmax", "full", "tail", {"impressions": GAMMA, "mining": {"keep": 1}}),
+        ("logistic", "full", "unit", {"impressions": GAMMA}),
+        ({"name": "logistic", "pairwise": True}, "full", "importance", {"impressions": GAMMA}),
+        ("softmax", "in_batch", "unit", {"retrieved_negatives": {"negatives": 2, "depth": 2}}),
+        ("logistic", "full", "unit", {"impressions": GAMMA, "retrieved_negatives": {"negatives": 2, "depth": 2}}),
     ],
 )
 def test_the_loss_of_a_step_equals_the_formula(
-    family: Any, sampler: str, weight: str, mining: dict[str, int] | None, hits: str
+    family: Any, sampler: str, weight: str, more: dict[str, Any], hits: str
 ) -> None:
-    """METHODS §2.3, label by label in NumPy: γ for each impression but the positive, whatever weighs the draws."""
-    loss = {"family": family, "sampler": sampler, "weight": weight, "hits": hits, "impressions": GAMMA}
+    """METHODS §2.3 and §3.1, label by label in NumPy: γ for each impression and 1 for each retrieved label but the
+    positive, whatever weighs the draws."""
     job = tiny.recipe(
         data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
-        loss=loss | ({"mining": mining} if mining else {}),
+        loss={"family": family, "sampler": sampler, "weight": weight, "hits": hits} | more,
     )  # fmt: skip
     model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
     biases = np.linspace(-0.5, 0.5, L).astype(np.float32)
@@ -62,9 +66,11 @@ def test_the_loss_of_a_step_equals_the_formula(
             (other, {"unit": 1, "importance": 1, "tail": pi[other] / pi[label]}[weight]) for other in range(L)
         ]  # fmt: skip
         drawn = [(other, factor) for other, factor in drawn if other not in masked]
-        if mining:
+        if "mining" in more:
             drawn = sorted(drawn, key=lambda pair: -logits_BL[row, pair[0]])[:1]
-        terms = drawn + [(int(other), GAMMA) for other in SHOWN_LABELS[row] if other not in masked]
+        extra = [(int(other), GAMMA) for other in SHOWN_LABELS[row] if "impressions" in more]
+        extra += [(int(other), 1.0) for other in RETRIEVED[row] if "retrieved_negatives" in more]
+        terms = drawn + [(other, factor) for other, factor in extra if other not in masked]
         positive_logit = logits_BL[row, label]
         if family == "softmax":
             of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
@@ -77,7 +83,9 @@ def test_the_loss_of_a_step_equals_the_formula(
             of_row = sum(factor * np.log1p(np.exp(logits_BL[row, other] - positive_logit)) for other, factor in terms)
         expected += weigh * of_row / B
 
-    batch = tiny.batch(BATCH, _shown=SHOWN_LABELS, _pair=np.arange(B, dtype=np.int32))
+    columns = {"_shown": SHOWN_LABELS} if "impressions" in more else {}
+    columns |= {"_retrieved": RETRIEVED} if "retrieved_negatives" in more else {}
+    batch = tiny.batch(BATCH, **columns, _pair=np.arange(B, dtype=np.int32))
     if hits == "mask_known":
         batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)

@@ -31,7 +31,7 @@ BATCH = np.array([0, 3, 5, 7, 10, 2])
 """Pairs (0, 0), (1, 1), (2, 1), (3, 3), (5, 5) and (1, 0): label 0, label 1 and query 1 come twice."""
 
 
-def near_of(rows: np.ndarray, columns: np.ndarray, *, shape: tuple[int, int], k: int) -> list[list[int]]:
+def sort_cosines(rows: np.ndarray, columns: np.ndarray, *, shape: tuple[int, int], k: int) -> list[list[int]]:
     """The dense matrix of cosines, sorted; NumPy."""
     ones = np.zeros(shape)
     ones[rows, columns] = 1
@@ -51,7 +51,7 @@ def test_nearest_labels_equal_the_dense_matrix() -> None:
     norms = np.maximum(np.linalg.norm(ones, axis=1), 1)
     cosines = ones @ ones.T / norms / norms[:, None]
     assert nearest.shape == (61, 5)
-    for row, (mine, theirs) in enumerate(zip(nearest, near_of(rows, columns, shape=(61, 40), k=5), strict=True)):
+    for row, (mine, theirs) in enumerate(zip(nearest, sort_cosines(rows, columns, shape=(61, 40), k=5), strict=True)):
         listed = mine[mine >= 0]
         assert len(listed) == len(theirs) == len(set(listed))
         assert row not in listed
@@ -62,19 +62,15 @@ def test_nearest_labels_equal_the_dense_matrix() -> None:
 
 def test_the_nearest_are_of_the_training_pairs_alone() -> None:
     held_out = tiny.dataset(tiny.pairs(*ROWS), queries=7, labels=7, valid=tiny.pairs((5, 0), (6, 6)))
-    nearest = neighbours(NeighboursConfig(k=2), held_out).nearest
+    nearest = Neighbours(NeighboursConfig(k=2), held_out, dict).nearest
     assert nearest["query"].tolist() == near_padded(DATA.train.queries, DATA.train.labels)
     assert nearest["label"].tolist() == near_padded(DATA.train.labels, DATA.train.queries)
     assert nearest["label"][:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
-    assert set(neighbours(NeighboursConfig(sides=("label",)), DATA).nearest) == {"label"}
-
-
-def neighbours(config: NeighboursConfig, data: Dataset) -> Neighbours:
-    return Neighbours(config, data, lambda rows_B: {"row": rows_B})
+    assert set(Neighbours(NeighboursConfig(sides=("label",)), DATA, dict).nearest) == {"label"}
 
 
 def near_padded(rows: np.ndarray, columns: np.ndarray) -> list[list[int]]:
-    return [[*row, -1, -1][:2] for row in near_of(rows, columns, shape=(7, 7), k=2)]
+    return [[*row, -1, -1][:2] for row in sort_cosines(rows, columns, shape=(7, 7), k=2)]
 
 
 def test_every_neighbour_that_there_is_is_drawn_alike_often() -> None:
@@ -93,15 +89,13 @@ def job(near: dict[str, Any] | None = NEAR, **sections: Any) -> Recipe:
     return tiny.recipe(**{"training": {"batch_size": B}} | sections | {"loss": sections.get("loss", {}) | loss})
 
 
-def built(recipe: Recipe, data: Dataset = DATA) -> TwoTower:
-    """A model whose tables are larger than those of fresh ones."""
+def build_model(recipe: Recipe, data: Dataset = DATA) -> TwoTower:
     model = tiny.model(recipe, data, batch_size=B)
-    for seed, table in enumerate(model.tables.values()):
-        table.table.assign(np.random.default_rng(seed).standard_normal(table.table.shape).astype(np.float32))
+    tiny.fill_tables(model)
     return model
 
 
-def batch_of(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
+def draw_batch(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
     """The pairs of `BATCH`, with weights of their own, and what is drawn of their neighbours."""
     encoding = Encoding.fit(recipe, data)
     query = encoding.query
@@ -152,7 +146,7 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
     the batch's labels are without the query that a label is to be found for, those of the neighbours are whole."""
     losses = []
     for recipe in (job(None, **sections), job(NEAR | near, **sections)):
-        model, batch = built(recipe), batch_of(recipe)
+        model, batch = build_model(recipe), draw_batch(recipe)
         labels = model.embed_labels()
         inputs = model.gather_label_inputs(batch["_positive"], random.SeedGenerator(0), batch.get("_own"))
         positives = ops.convert_to_numpy(model.towers.label(inputs))
@@ -166,12 +160,12 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
     pairs, expected = DATA.train.take(BATCH), np.zeros(B)
     assert recipe.loss.neighbours is not None
     if "query" in recipe.loss.neighbours.sides:
-        of_query = near_of(DATA.train.queries, DATA.train.labels, shape=(7, 7), k=2)
+        of_query = sort_cosines(DATA.train.queries, DATA.train.labels, shape=(7, 7), k=2)
         is_near = {int(other) in of_query[query] for query, other in zip(pairs.queries, drawn, strict=True)}
         assert is_near == {True, False}
         expected += term(anchors, neighbours, pairs.queries, of_query)
     if "label" in recipe.loss.neighbours.sides:
-        of_label = near_of(DATA.train.labels, DATA.train.queries, shape=(7, 7), k=2)
+        of_label = sort_cosines(DATA.train.labels, DATA.train.queries, shape=(7, 7), k=2)
         expected += term(positives, labels[batch["_neighbour"]], pairs.labels, of_label)
     weights = batch["_weight"].astype(np.float64)
     if recipe.loss.reweight:
@@ -188,7 +182,7 @@ def test_gradients_reach_the_neighbours_and_no_one_else_outside_of_the_batch() -
         moved = []
         for near in (None, NEAR | {"sides": [side]}):
             recipe = job(near, label={"features": [{**tiny.ITEM, "unknown_rate": 0}]})
-            model = built(recipe)
+            model = build_model(recipe)
             chosen = np.array([0, 10])
             query = Encoding.fit(recipe, DATA).query
             nearest = Neighbours(recipe.loss.neighbours or NeighboursConfig(), DATA, query.query_inputs)
@@ -209,14 +203,10 @@ def test_a_batch_in_parts_is_a_step_of_each_part() -> None:
     """Rows of a part are contrasted with those of the same part; no draw of a step depends on the device's seed."""
     recipe = job(loss={"sampler": "full"})
     parts = job(loss={"sampler": "full"}, training={"batch_size": B, "accumulate": 2})
-    batch = batch_of(recipe)
+    batch = draw_batch(recipe)
     halves = [{name: column[at : at + 3] for name, column in batch.items()} for at in (0, 3)]
-    expected = [float(tiny_step(recipe, half)) for half in halves]
-    assert float(tiny_step(parts, batch)) == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def tiny_step(recipe: Recipe, batch: Inputs) -> Any:
-    return built(recipe).train_step(batch)
+    expected = [float(build_model(recipe).train_step(half)) for half in halves]
+    assert float(build_model(parts).train_step(batch)) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
 def test_an_embedding_of_length_0_has_a_gradient() -> None:

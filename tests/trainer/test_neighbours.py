@@ -39,15 +39,13 @@ def data(rows: list[tuple[int, int]] = ROWS, **more: Any) -> Any:
     return tiny.dataset(tiny.pairs(*rows), queries=QUERIES, labels=LABELS, **more)
 
 
-def built(recipe: Recipe, dataset: Any, *, batch_size: int = 4) -> tuple[TwoTower, Encoding]:
-    """A model whose tables are larger than those of fresh ones."""
+def build_model(recipe: Recipe, dataset: Any, *, batch_size: int = 4) -> tuple[TwoTower, Encoding]:
     model = tiny.model(recipe, dataset, batch_size=batch_size)
-    for seed, table in enumerate(model.tables.values()):
-        table.table.assign(np.random.default_rng(seed).standard_normal(table.table.shape).astype(np.float32))
+    tiny.fill_tables(model)
     return model, Encoding.fit(recipe, dataset)
 
 
-def table_of(model: TwoTower, name: str) -> np.ndarray:
+def read_table(model: TwoTower, name: str) -> np.ndarray:
     """Rows of an embedding table without the out-of-vocabulary row."""
     return ops.convert_to_numpy(model.tables[name].table)[1:].copy()
 
@@ -64,11 +62,11 @@ def adjacency(rows: list[tuple[int, int]]) -> np.ndarray:
 def test_symmetric_weights_equal_one_layer_of_lightgcn(similarity: str, rows: list[tuple[int, int]]) -> None:
     """½(E + ÃE) (He et al. 2020) by a dense matrix, on both sides, whatever training draws."""
     symmetric = {"weights": "symmetric"}
-    model, encoding = built(
+    model, encoding = build_model(
         job(symmetric, symmetric | {"max_length": 2}, model={"similarity": similarity}), data(sorted(rows))
     )
-    a_QL, labels = adjacency(rows), np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
-    queries = table_of(model, "user_id")
+    a_QL, labels = adjacency(rows), np.append(read_table(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    queries = read_table(model, "user_id")
     expected_QD, expected_LD = (queries + a_QL @ labels) / 2, (labels + a_QL.T @ queries) / 2
     found_QD, found_LD = (
         model.embed_queries(encoding.query.query_inputs(np.arange(QUERIES))) / 2,
@@ -88,11 +86,11 @@ def model_row(model: TwoTower, name: str, row: int) -> np.ndarray:
 
 def test_labels_are_embedded_with_whole_audiences() -> None:
     """Label 6, which no query chose, has only its id."""
-    model, _ = built(job(by={"combiner": "mean", "max_length": 1}, model={"similarity": "dot"}), data())
+    model, _ = build_model(job(by={"combiner": "mean", "max_length": 1}, model={"similarity": "dot"}), data())
     a_QL = np.zeros((QUERIES, LABELS))
     a_QL[tuple(np.transpose(ROWS))] = 1
-    means_LD = a_QL.T @ table_of(model, "user_id") / np.maximum(a_QL.sum(axis=0), 1)[:, None]
-    labels = np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    means_LD = a_QL.T @ read_table(model, "user_id") / np.maximum(a_QL.sum(axis=0), 1)[:, None]
+    labels = np.append(read_table(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
     np.testing.assert_allclose(model.embed_labels(), labels + means_LD, atol=1e-5)
 
 
@@ -144,17 +142,17 @@ def test_a_sampled_history_estimates_the_whole_history(ordered: bool) -> None:
     assert served["seen__weight"].sum() == 6, "evaluation and the service read all of it"
 
 
-def moved_by(batch_rows: list[int], recipe: Recipe, dataset: Any, *, times: int = 1) -> list[bool]:
+def find_moved_queries(batch_rows: list[int], recipe: Recipe, dataset: Any, *, times: int = 1) -> list[bool]:
     """Which queries' embeddings some training steps on these pairs move."""
-    model, encoding = built(recipe, dataset, batch_size=len(batch_rows))
-    before = table_of(model, "user_id")
+    model, encoding = build_model(recipe, dataset, batch_size=len(batch_rows))
+    before = read_table(model, "user_id")
     features, chosen = encoding.query, np.array(batch_rows)
     for step in range(times):
         batch = features.pair_inputs(chosen, np.random.default_rng(step))
         batch |= {"_positive": dataset.train.labels[chosen], "_weight": np.ones(len(chosen), np.float32)}
         batch |= {"_own": encoding.audience.entry_ranges[chosen], "_pair": chosen.astype(np.int32)}
         model.train_step({name: ops.convert_to_tensor(column) for name, column in batch.items()})
-    return (table_of(model, "user_id") != before).any(axis=1).tolist()
+    return (read_table(model, "user_id") != before).any(axis=1).tolist()
 
 
 @pytest.mark.usefixtures("eager")
@@ -171,13 +169,13 @@ def test_a_query_is_never_in_the_audience_of_its_positive(limit: int, accumulate
     )
     train = dataset.train
     at = {pair: row for row, pair in enumerate(zip(train.queries.tolist(), train.labels.tolist(), strict=True))}
-    moved = moved_by([at[0, 0], at[3, 1]] * accumulate, recipe, dataset, times=3)
+    moved = find_moved_queries([at[0, 0], at[3, 1]] * accumulate, recipe, dataset, times=3)
     assert moved == [False, True, True, False, True, True, False]
 
 
 def test_batches_locate_the_rows_own_queries_in_audiences() -> None:
     dataset = data()
-    _, encoding = built(job(), dataset)
+    _, encoding = build_model(job(), dataset)
     settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
     ((_, batch), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
     assert batch["_own"].tolist() == encoding.audience.entry_ranges[batch["_pair"]].tolist()
@@ -190,9 +188,9 @@ def test_two_layers_nest_from_the_query_s_side() -> None:
     the out-of-vocabulary row. The gradient reaches the queries of the labels of the history."""
     nested = {"entries": "label_tower", "weights": "symmetric", "table": None}
     recipe = job(nested, {"weights": "symmetric"}, model={"similarity": "dot"})
-    model, encoding = built(recipe, data())
-    a_QL, queries = adjacency(ROWS), table_of(model, "user_id")
-    labels = np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
+    model, encoding = build_model(recipe, data())
+    a_QL, queries = adjacency(ROWS), read_table(model, "user_id")
+    labels = np.append(read_table(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
     expected_QD = queries + a_QL @ (labels + a_QL.T @ queries)
     found_QD = model.embed_queries(encoding.query.query_inputs(np.arange(QUERIES)))
     np.testing.assert_allclose(found_QD, expected_QD, atol=1e-5)
@@ -207,7 +205,7 @@ def test_the_gradient_reaches_the_second_layer() -> None:
         query={"features": [SEEN_FEATURE | nested]},
         label={"features": [ITEM, BY | {"weights": "symmetric"}], "combine": "sum"},
     )
-    assert moved_by([0, 5], recipe, data(rows)) == [True, True, True, True, False, True]
+    assert find_moved_queries([0, 5], recipe, data(rows)) == [True, True, True, True, False, True]
 
 
 def test_query_rows_obey_the_min_count_of_their_id() -> None:

@@ -121,15 +121,7 @@ def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: d
     np.testing.assert_allclose(losses_B, 0 * u if "pairwise" in arguments else phi, rtol=1e-5)
 
 
-def w(weight: str, pi: float, q: float, pi_negative: float, q_negative: float, m: int) -> float:
-    return {
-        "importance": 1 / (m * q_negative),
-        "tail": pi_negative / (m * q_negative * pi),
-        "relative": q / q_negative,
-    }[weight]
-
-
-@pytest.mark.parametrize("weight", ["importance", "tail", "relative"])
+@pytest.mark.parametrize("weight", ["importance", "tail", "logit_adjusted", "relative"])
 @pytest.mark.parametrize("rare", ["positive", "negative", "both"])
 def test_a_label_of_one_in_a_billion_is_corrected_as_any_other(weight: str, rare: str) -> None:
     """A floor of 1e-6 under probabilities would be wrong by a factor of a thousand."""
@@ -139,7 +131,11 @@ def test_a_label_of_one_in_a_billion_is_corrected_as_any_other(weight: str, rare
         SampledLogits(np.float32([0.5]), np.float32([[-6, 0.25]]), np.zeros((1, 2), bool), *logs, *logs)
     )
 
-    weights = [w(weight, pi, pi, label, label, 2) for label in (other, 0.3)]
+    adjusted = [1 / (2 * pi)] * 2
+    weights = {
+        "importance": [1 / (2 * other), 1 / 0.6], "relative": [pi / other, pi / 0.3], "tail": adjusted,
+        "logit_adjusted": adjusted,
+    }[weight]  # fmt: skip
     expected = math.log1p(weights[0] * math.exp(-6.5) + weights[1] * math.exp(-0.25))
     assert np.asarray(loss).item() == pytest.approx(expected, rel=1e-5)
 

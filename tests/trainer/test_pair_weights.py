@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import log_frequencies
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses.implied_noise import name_noise
@@ -55,16 +54,6 @@ def test_a_weight_of_2_is_the_pair_twice(weight: str) -> None:
     np.testing.assert_allclose(weighted, twice, rtol=1e-5)
     np.testing.assert_allclose(moved, moved_twice, atol=1e-5)
     assert np.abs(moved).max() > 0.01
-
-
-def test_frequencies_of_weighted_pairs_equal_repeated_pairs() -> None:
-    visits = [
-        tiny.dataset(rows, queries=2, labels=4).label_visits(one_label_per_query=False, weighted=True)
-        for rows in (TWICE, WEIGHTED)
-    ]
-
-    assert visits[0].tolist() == visits[1].tolist() == [2, 1, 1, 0]
-    assert log_frequencies(visits[1])[0] == pytest.approx(np.log(2.5 / 6))
 
 
 def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:

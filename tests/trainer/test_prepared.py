@@ -20,38 +20,6 @@ from longtail.trainer.errors import DataError
 from longtail.trainer.job import fit
 from tests.trainer import tiny
 
-RICH = """
-name = "rich"
-
-[data]
-train = "log.parquet"
-query_id = "user"
-label_id = "item"
-timestamp = "time"
-events = { column = "event", weights = { click = 1, buy = 3, glance = 0 } }
-impressions = "shown"
-max_bad_rows = 5
-queries = "users.parquet"
-valid_from = "since"
-labels = "items.parquet"
-display = ["title"]
-split = { strategy = "temporal", valid = 0.1, test = 0.1 }
-
-[query]
-features = [
-    { name = "user", kind = "id", dim = 4 },
-    { name = "device", kind = "id", dim = 4, from = "row" },
-    { name = "country", kind = "id", dim = 4 },
-]
-
-[label]
-features = [{ name = "item", kind = "id", dim = 4 }]
-
-[objectives]
-click = { events = ["click"] }
-buy = { events = ["buy"], weight = 2 }
-"""
-
 
 def write_rich(folder: Path) -> Path:
     """A recipe with all that a data set can have."""
@@ -73,8 +41,22 @@ def write_rich(folder: Path) -> Path:
     pq.write_table(pa.table(users), folder / "users.parquet")
     items = {"item": [f"i{item}" for item in range(25)], "title": [f"Title {item}" for item in range(25)]}
     pq.write_table(pa.table(items), folder / "items.parquet")
-    (folder / "recipe.toml").write_text(RICH)
-    return folder / "recipe.toml"
+    return tiny.write_recipe(
+        folder, name="rich",
+        data={
+            "train": folder / "log.parquet", "query_id": "user", "label_id": "item", "timestamp": "time",
+            "events": {"column": "event", "weights": {"click": 1, "buy": 3, "glance": 0}}, "impressions": "shown",
+            "max_bad_rows": 5, "queries": folder / "users.parquet", "valid_from": "since",
+            "labels": folder / "items.parquet", "display": ["title"],
+            "split": {"strategy": "temporal", "valid": 0.1, "test": 0.1},
+        },
+        query={"features": [
+            {"name": "user", "kind": "id", "dim": 4}, {"name": "device", "kind": "id", "dim": 4, "from": "row"},
+            {"name": "country", "kind": "id", "dim": 4},
+        ]},
+        label={"features": [{"name": "item", "kind": "id", "dim": 4}]},
+        objectives={"click": {"events": ["click"]}, "buy": {"events": ["buy"], "weight": 2}},
+    )  # fmt: skip
 
 
 def same(value: Any, other: Any) -> bool:

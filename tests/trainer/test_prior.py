@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,29 +15,26 @@ import pyarrow.parquet as pq
 import pytest
 import xgboost
 from pydantic import ValidationError
-from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, BundleInvariantError, CurvePoint, Popularity
 from longtail.bundle.forecast import Forecast
 from longtail.trainer import evaluate, fit
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.sections import EvaluationConfig
-from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate_rolling
 from longtail.trainer.evaluation.dial import Dial, Noise
 from longtail.trainer.prior import fit_forecast
-from longtail.trainer.progress import Reporter
 from longtail.trainer.results import report_grids
 from longtail.trainer.trained import Trained
+from tests.trainer import tiny
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ITEMS, DAYS = 120, 60
 
 
-def log_of(folder: Path, rows: int = 12_000, start: datetime.datetime = START) -> Path:
+def write_log(folder: Path, rows: int = 12_000, start: datetime.datetime = START) -> Path:
     """Write a log in which every item has its week, and a table with category, price and first day of the items."""
     rng = np.random.default_rng(5)
     peak, days = rng.uniform(0, DAYS, ITEMS), np.sort(rng.uniform(0, DAYS, rows))
@@ -85,7 +81,7 @@ def recipe(folder: Path, prior: dict[str, Any], **sections: Any) -> Recipe:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return log_of(tmp_path_factory.mktemp("weeks"))
+    return write_log(tmp_path_factory.mktemp("weeks"))
 
 
 FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "listed"}
@@ -192,12 +188,6 @@ def test_last_period_is_compared_out_of_sample(folder: Path, monkeypatch: pytest
     assert elsewhere.settings.nats["forecast"] < nats["forecast"]
 
 
-def data_of(recipe: Recipe) -> tuple[Dataset, Pairs]:
-    """The data set, and the pairs of training."""
-    dataset = read_dataset(recipe)
-    return dataset, dataset.train
-
-
 REFUSED = {
     "no times": ({"kind": "forecast"}, {"timestamp": None}, "expected data.timestamp with 'forecast'"),
     "no such feature": ({"kind": "forecast", "features": ["brand"]}, {}, r"kinds id and number, received \['brand'\]"),
@@ -225,8 +215,9 @@ def test_impossible_prior_settings_are_refused(
 )  # fmt: skip
 def test_data_without_horizons_are_refused(folder: Path, prior: dict[str, Any], message: str) -> None:
     of = recipe(folder, prior)
+    dataset = read_dataset(of)
     with pytest.raises(DataError, match=message):
-        fit_forecast(of, *data_of(of))
+        fit_forecast(of, dataset, dataset.train)
 
 
 def test_scores_that_hold_popularity_already_get_the_change_of_popularity(folder: Path, tmp_path: Path) -> None:
@@ -260,9 +251,9 @@ def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> N
             Popularity(default=best),
         )
         trained = SimpleNamespace(recipe=SimpleNamespace(evaluation=config), noise=lambda: noise)
-        console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
-        report_grids(cast(Trained, trained), dial, Reporter(console))
-        return console.export_text()
+        reporter, screen = tiny.record_output()
+        report_grids(cast(Trained, trained), dial, reporter)
+        return screen.getvalue()
 
     words = "μ = 1, the best on valid, is an end of evaluation.popularity: try a wider grid\n"
     assert describe(1.0, popularity=[0, 0.5, 1]) == words

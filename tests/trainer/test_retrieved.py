@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Inputs
 from longtail.trainer.checkpoint import Checkpoints
@@ -26,54 +24,10 @@ from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.limits import check_sizes
 from longtail.trainer.loss_terms.extra_negatives import Retrieved
 from longtail.trainer.model.step import TrainStep
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
-from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 
-L, B, GAMMA = 7, 4, 0.25
+L = 7
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
-BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
-IMPRESSIONS = np.int32([[1, 0], [2, 2], [4, 5], [6, 1]])
-RETRIEVED = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
-"""Retrieved negatives of the same rows; row 1 has but one, and its positive in the other's place."""
-
-
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(
-    ("family", "sampler", "impressions"), [("softmax", "in_batch", False), ("logistic", "full", True)]
-)
-def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, impressions: bool) -> None:
-    """METHODS §3.1, label by label in NumPy: retrieved labels weigh 1, beside impressions."""
-    loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
-    loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2}}
-    job = tiny.recipe(
-        data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
-        loss=loss | ({"impressions": GAMMA} if impressions else {}),
-    )  # fmt: skip
-    model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
-    biases = np.linspace(-0.5, 0.5, L).astype(np.float32)
-    model.tables["label bias"].table.assign(np.concatenate([[0], biases])[:, None])
-    logits_BL = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + biases
-
-    expected = 0.0
-    for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
-        drawn = BATCH.labels if sampler == "in_batch" else np.arange(L)
-        terms = [(other, 1.0) for other in drawn] + [(other, 1.0) for other in RETRIEVED[row]]
-        terms += [(other, GAMMA) for other in IMPRESSIONS[row] if impressions]
-        terms = [(other, factor) for other, factor in terms if other != label]
-        positive_logit = logits_BL[row, label]
-        if family == "softmax":
-            of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
-        else:
-            shift = -np.log(L)  # of `full` with unit weights: each of L labels once [METHODS §2]
-            of_row = np.log1p(np.exp(-positive_logit - shift))
-            of_row += sum(factor * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, factor in terms)
-        expected += weigh * of_row / B
-
-    columns = {"_retrieved": RETRIEVED} | ({"_shown": IMPRESSIONS} if impressions else {})
-    batch = tiny.batch(BATCH, **columns, _pair=np.arange(B, dtype=np.int32))
-    assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
 def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retrieved:
@@ -84,7 +38,7 @@ def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retriev
     return term
 
 
-def drawn_of(term: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
+def draw_negatives(term: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
     return term.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
 
 
@@ -92,7 +46,7 @@ def test_entries_of_a_list_are_drawn_equally_often() -> None:
     """Of ten labels each with chance 4/10, best first."""
     term = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
     rows = np.zeros(20_000, np.int64)
-    drawn = drawn_of(term, rows, np.full(len(rows), 99, np.int32))
+    drawn = draw_negatives(term, rows, np.full(len(rows), 99, np.int32))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert not counts[:10].any(), "pair 0 has list 1"
     deviation = 4 * np.sqrt(20_000 * 0.4 * 0.6)
@@ -114,11 +68,6 @@ def job(**retrieved: Any) -> Recipe:
         loss={"retrieved_negatives": LISTS | retrieved}, training={"batch_size": 10},
         optimizer={"embedding_learning_rate": 0.1}, model={"label_bias": True},
     )  # fmt: skip
-
-
-def run(recipe: Recipe, work: Path, *, epochs: int, data: Dataset = DATA) -> Trained:
-    reporter = Reporter(Console(file=io.StringIO()))
-    return train(recipe, data, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
 
 
 def best(model: Any, depth: int, bias_removal: float) -> list[list[int]]:
@@ -163,12 +112,12 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
 
     monkeypatch.setattr("longtail.trainer.train.TrainStep", Watched)
     monkeypatch.setattr("longtail.trainer.train.epoch_batches", watched)
-    run(job(negatives=negatives), tmp_path, epochs=3)
+    tiny.train(job(negatives=negatives), DATA, tmp_path, epochs=3)
     assert steps == 3 * [*range(5)]
     assert lists[2] != lists[1] != lists[0], "the weights have moved on"
 
 
-def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = False) -> Retrieved:
+def search_lists(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = False) -> Retrieved:
     """A search of an untrained model, whose λ is of label counts."""
     model, counts = tiny.model(recipe, data, batch_size=2), data.label_counts()
     log_pn = np.log((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).astype(np.float32)
@@ -187,7 +136,7 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = Fals
     return term
 
 
-def sets_of(term: Retrieved, pairs: list[int]) -> list[set[int]]:
+def list_sets(term: Retrieved, pairs: list[int]) -> list[set[int]]:
     return [set(term.lists_AK[term.list_of_N[pair]].tolist()) - {-1} for pair in pairs]
 
 
@@ -196,14 +145,14 @@ def test_retrieved_lists_exclude_labels_that_are_no_negatives(tmp_path: Path) ->
     every = {"retrieved_negatives": {"negatives": 1, "depth": 8}}
     plain = tiny.dataset(TRAIN, queries=4, labels=8)
     others = [set(range(8)) - {0, 1}, set(range(8)) - {1, 2}, set(range(8)) - {3, 4}, set(range(8)) - {0, 5}]
-    assert sets_of(lists_of(tiny.recipe(loss=every), plain, tmp_path / "plain"), [0, 2, 4, 6]) == others
+    assert list_sets(search_lists(tiny.recipe(loss=every), plain, tmp_path / "plain"), [0, 2, 4, 6]) == others
 
     described = tiny.recipe(
         label={"features": [tiny.ITEM, {"name": "kind", "kind": "id", "dim": 4}], "combine": "sum"}, loss=every
     )
     data = tiny.dataset(TRAIN, queries=4, labels=8, label_table=pa.table({"kind": list("abcdefgh")}))
     chosen = [labels - {6, 7} for labels in others]
-    assert sets_of(lists_of(described, data, tmp_path / "described"), [0, 2, 4, 6]) == chosen
+    assert list_sets(search_lists(described, data, tmp_path / "described"), [0, 2, 4, 6]) == chosen
 
 
 def test_every_request_of_a_query_has_a_list(tmp_path: Path) -> None:
@@ -211,16 +160,16 @@ def test_every_request_of_a_query_has_a_list(tmp_path: Path) -> None:
     pairs = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
     pairs = type(pairs)(pairs.queries, pairs.labels, requests=np.int32([0, 1, 2, 2]))
     data = tiny.dataset(pairs, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
-    term = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
+    term = search_lists(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
     assert term.list_of_N.tolist() == [0, 1, 2, 2]
-    assert sets_of(term, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
+    assert list_sets(term, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
 
 
 def test_lists_lost_within_an_epoch_stop_the_job(tmp_path: Path) -> None:
     """The weights differ from those at the beginning of the epoch."""
     recipe = tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}})
     with pytest.raises(CheckpointError, match="expected the lists of retrieved negatives from before epoch 2"):
-        lists_of(recipe, tiny.dataset(TRAIN, queries=4, labels=8), tmp_path, within=True)
+        search_lists(recipe, tiny.dataset(TRAIN, queries=4, labels=8), tmp_path, within=True)
 
 
 def test_jobs_without_retrieved_negatives_are_refused() -> None:

@@ -262,6 +262,8 @@ def test_rows_since_a_time(tmp_path: Path, since: str, users: str) -> None:
 
 
 REFUSED = {
+    "no sources": ({"train": []}, r"expected at least one path or URL, received \[\]"),
+    "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
     "no span": ({"timestamp": "when", "since": "soon"}, "expected a span such as '30d' or a time"),
     "no time": ({"since": "30d"}, "expected data.timestamp with it, received none"),
     "weights of nothing": ({"events": {"weights": {"view": 1}}}, "events.column"),

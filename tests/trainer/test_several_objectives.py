@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from dataclasses import replace
@@ -15,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from keras import ops
 from pydantic import ValidationError
-from rich.console import Console
 
 from longtail.bundle import Bundle
 from longtail.bundle.tower import onnx_session
-from longtail.trainer import Reporter, fit, load_recipe
+from longtail.trainer import fit, load_recipe
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
@@ -48,7 +46,7 @@ def recipe(**sections: Any) -> Recipe:
     return tiny.recipe(**({"data": {"events": EVENTS}, "objectives": OBJECTIVES} | sections))
 
 
-def maps_of(model: TwoTower) -> list[np.ndarray]:
+def read_maps(model: TwoTower) -> list[np.ndarray]:
     """I + A_o of every objective."""
     (layer,) = (layer for layer in model.towers.query.layers if isinstance(layer, ObjectiveMaps))
     return [np.eye(D) + ops.convert_to_numpy(variable) for variable in layer.maps]
@@ -86,7 +84,7 @@ def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
     queries_BD, labels_LD = (unit(part) for part in towers) if similarity == "cosine" else towers
 
     expected = 0.0
-    for objective, matrix in enumerate(maps_of(model)):
+    for objective, matrix in enumerate(read_maps(model)):
         mapped_BD = queries_BD @ matrix
         logits_BL = (unit(mapped_BD) if similarity == "cosine" else mapped_BD) @ labels_LD.T / 0.5
         for row in np.flatnonzero(objective == OF_BATCH):
@@ -122,7 +120,7 @@ def test_objectives_begin_as_the_plain_model(similarity: str) -> None:
     )
     for table in ("user_id", "item_id"):
         np.testing.assert_allclose(rows(several, table, ...), rows(plain, table, ...), atol=1e-7)
-    assert all(np.abs(matrix - np.eye(D)).max() > 1e-6 for matrix in maps_of(several)), "the maps learn"
+    assert all(np.abs(matrix - np.eye(D)).max() > 1e-6 for matrix in read_maps(several)), "the maps learn"
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
@@ -131,7 +129,7 @@ def test_one_vector_scores_the_weighted_sum_of_the_objectives(similarity: str) -
     model = tiny.model(recipe(model={"similarity": similarity}), tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
     scatter_maps(model)
     tower_BD, labels_LD = rows(model, "user_id", np.arange(1, 5)), model.embed_labels()
-    mapped = [tower_BD @ matrix for matrix in maps_of(model)]
+    mapped = [tower_BD @ matrix for matrix in read_maps(model)]
     mapped = [unit(vectors_BD) for vectors_BD in mapped] if similarity == "cosine" else mapped
 
     expected_BL = sum(0.5 * vectors_BD @ labels_LD.T for vectors_BD in mapped)
@@ -153,46 +151,11 @@ def test_repeats_are_of_a_pair_and_its_objective() -> None:
     assert (latest.objectives.tolist(), latest.weights.tolist()) == ([1, 0], [2, 3])
 
 
-# Two groups of users; each clicks three labels of its half of the catalogue and buys the other three of it.
-RECIPE = """
-name = "shop"
-[data]
-train = "log.parquet"
-timestamp = "at"
-repeats = "drop"
-events = { column = "event", weights = { view = 1, click = 2, purchase = 1, hover = 0 } }
-split = { strategy = "random", valid = 0.1, test = 0 }
-[objectives.click]
-events = ["view", "click"]
-[objectives.purchase]
-events = ["purchase"]
-weight = 2
-export = 1
-[query]
-features = [{ name = "query_id", kind = "id", dim = 4 }]
-[label]
-features = [{ name = "label_id", kind = "id", dim = 4 }]
-[model]
-dim = 4
-[optimizer]
-embedding_learning_rate = 0.05
-dense_learning_rate = 0.05
-[training]
-epochs = 30
-evaluate_every = 30
-batch_size = 64
-[evaluation]
-ks = [3]
-metric = "recall@3"
-exclude_seen = false
-bootstrap = 10
-bias_removal = [0, 1]
-baselines = []
-"""
 USERS, ITEMS = 48, 12
 
 
 def write_shop(folder: Path) -> Path:
+    """Two groups of users: each clicks three labels of its half of the catalogue and buys the other three of it."""
     user, event, item = np.indices((USERS, 3, 3)).reshape(3, -1)
     bought = event == 2
     log = {
@@ -202,15 +165,27 @@ def write_shop(folder: Path) -> Path:
         "at": np.random.default_rng(0).permutation(len(user)),
     }
     pq.write_table(pa.table(log), folder / "log.parquet")
-    (folder / "recipe.toml").write_text(RECIPE)
-    return folder / "recipe.toml"
+    return tiny.write_recipe(
+        folder, name="shop", objectives=OBJECTIVES | {"purchase": OBJECTIVES["purchase"] | {"weight": 2}},
+        data={
+            "train": folder / "log.parquet", "query_id": "query_id", "label_id": "label_id", "timestamp": "at",
+            "repeats": "drop", "events": EVENTS, "split": {"strategy": "random", "valid": 0.1, "test": 0},
+        },
+        query={"features": [{"name": "query_id", "kind": "id", "dim": 4}]},
+        label={"features": [{"name": "label_id", "kind": "id", "dim": 4}]},
+        optimizer={"embedding_learning_rate": 0.05, "dense_learning_rate": 0.05},
+        training={"epochs": 30, "evaluate_every": 30, "batch_size": 64},
+        evaluation={
+            "ks": [3], "metric": "recall@3", "exclude_seen": False, "bias_removal": [0, 1], "baselines": [],
+        },
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
-    screen = io.StringIO()
-    fit(write_shop(folder), folder / "bundle", Reporter(Console(file=screen, width=120)))
+    reporter, screen = tiny.record_output()
+    fit(write_shop(folder), folder / "bundle", reporter)
     (folder / "screen.txt").write_text(screen.getvalue())
     return folder
 

@@ -1,6 +1,5 @@
 """Check exports with embedding tables in files of their own, here with a limit that moves every table."""
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle
 from longtail.bundle.tower import onnx_session
@@ -22,8 +20,6 @@ from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
 from longtail.trainer.export.tables import _without_large_tables, link_tables
 from longtail.trainer.job import fit
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import WarmStart
 from tests.bundles import make_bundle
@@ -38,14 +34,13 @@ def every_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def trained_on(tmp_path: Path, **sections: Any) -> Trained:
+def train_on(tmp_path: Path, **sections: Any) -> Trained:
     pairs = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (2, 0))
     recipe, dataset = tiny.recipe(**sections), tiny.dataset(pairs, queries=4, labels=3, ordered=True)
-    silent = Reporter(Console(file=io.StringIO()))
-    return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent)
+    return tiny.train(recipe, dataset, tmp_path / "work")
 
 
-def rows_of(trained: Trained, name: str) -> np.ndarray:
+def read_rows(trained: Trained, name: str) -> np.ndarray:
     return np.asarray(trained.model.tables[name].table)
 
 
@@ -68,7 +63,7 @@ QUERIES = {
     ],
 )
 def test_readers_of_a_large_table_find_its_rows(tmp_path: Path, features: list[dict[str, Any]], read: str) -> None:
-    trained = trained_on(
+    trained = train_on(
         tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}
     )
     train, past = trained.dataset.with_past(trained.dataset.train, trained.dataset.train)
@@ -76,7 +71,7 @@ def test_readers_of_a_large_table_find_its_rows(tmp_path: Path, features: list[d
     bundle = draft.write(tmp_path / "bundle")
 
     for name in trained.model.towers.tables:
-        assert np.array_equal(np.load(bundle.tables[name]), rows_of(trained, name))
+        assert np.array_equal(np.load(bundle.tables[name]), read_rows(trained, name))
     tensors = onnx.load_from_string(bundle.query_tower).graph.initializer
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     assert {entry.value for entry in entries} == {f"tables/{name}.npy" for name in read.split()}
@@ -109,7 +104,7 @@ def test_a_job_s_bundle_holds_each_table_once(finished: Finished, tmp_path: Path
 
 
 def test_tables_from_a_mebibyte_on_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = trained_on(tmp_path, query={"features": [tiny.USER, HISTORY | {"weights": "symmetric"}]})
+    trained = train_on(tmp_path, query={"features": [tiny.USER, HISTORY | {"weights": "symmetric"}]})
     item = trained.model.towers.tables["item_id"]
     assert not export_towers(trained, tmp_path)[1]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", item.rows * item.dim * 4)

@@ -1,4 +1,3 @@
-import io
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -6,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from longtail.bundle import CurvePoint, Interval
 from longtail.trainer import fit, load_recipe
@@ -15,10 +13,8 @@ from longtail.trainer.data.batches import prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError, DataError, RecipeError
 from longtail.trainer.limits import check_sizes
-from longtail.trainer.progress import Reporter
 from longtail.trainer.study import train_trial
 from longtail.trainer.trackers import tracker_module
-from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.serving.process import until
 from tests.trainer import tiny
@@ -36,8 +32,7 @@ def data(*, valid: bool = True) -> Dataset:
 
 def run(work: Path, dataset: Dataset, *, epochs: int, seed: int = 0, **training: object) -> Trained:
     recipe = tiny.recipe(seed=seed, training={"batch_size": 12, **training}, optimizer={"embedding_learning_rate": 0.1})
-    reporter = Reporter(Console(file=io.StringIO()))
-    return train(recipe, dataset, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
+    return tiny.train(recipe, dataset, work, epochs=epochs)
 
 
 @pytest.mark.slow
@@ -103,8 +98,7 @@ def test_the_floor_decides_which_epoch_is_best(
     monkeypatch.setattr(Trained, "curve", curve)
     evaluation = {"ks": [2], "metric": "recall@2", "floor": {bucket: 0.15}}
     recipe = tiny.recipe(training={"batch_size": 12}, evaluation=evaluation)
-    reporter = Reporter(Console(file=io.StringIO()))
-    history = train(recipe, data(), epochs=4, work=tmp_path, logs=tmp_path / "logs", reporter=reporter).history
+    history = tiny.train(recipe, data(), tmp_path, epochs=4).history
 
     assert history.metrics == metrics
     assert history.missed == pytest.approx(missed)
@@ -156,7 +150,7 @@ def test_a_threshold_above_every_label_leaves_no_negatives() -> None:
 def test_trial_with_more_retrieved_labels_than_the_catalogue_is_refused(tmp_path: Path) -> None:
     recipe = tiny.recipe(loss={"retrieved_negatives": {"depth": 99}})
     with pytest.raises(DataError, match="depth: expected at most 8, the labels there are, received 99"):
-        train_trial(recipe, data(), tmp_path, tmp_path, Reporter(Console(quiet=True)), None)
+        train_trial(recipe, data(), tmp_path, tmp_path, tiny.record_output()[0], None)
 
 
 def test_batches_prepared_ahead_are_equal_and_pass_errors_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -21,9 +20,8 @@ import optuna
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from longtail.trainer import DataError, RecipeError, Reporter, TrainerError, TuneResult, fit, load_recipe, study, tune
+from longtail.trainer import DataError, RecipeError, TrainerError, TuneResult, fit, load_recipe, study, tune
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.tune import measured_metrics
 from longtail.trainer.study import FILE
@@ -34,7 +32,7 @@ T = "model.temperature"
 RANGE = {T: {"low": 0.1, "high": 1.0}}
 
 
-def figures_of(recipe: Recipe) -> dict[str, float]:
+def compute_figures(recipe: Recipe) -> dict[str, float]:
     """Recall rises with T up to .7 and falls then, the tail's falls all the way, and so does Gini."""
     t = recipe.model.temperature
     return {"recall@5": 0.7 - abs(t - 0.7), "recall@5/tail": 0.5 - t / 2, "gini@5": 1 - t, "coverage@5": t * (1 - t)}
@@ -44,7 +42,7 @@ def figures_of(recipe: Recipe) -> dict[str, float]:
 class Script:
     """Replace training by a formula, and by an error in the i-th training, counted from 1."""
 
-    figures: Callable[[Recipe], dict[str, float]] = figures_of
+    figures: Callable[[Recipe], dict[str, float]] = compute_figures
     errors: dict[int, BaseException] = field(default_factory=dict)
     recipes: list[Recipe] = field(default_factory=list)
 
@@ -91,13 +89,8 @@ def states(result: TuneResult) -> list[str]:
     return [trial.state.name for trial in result.study.trials]
 
 
-def screen() -> tuple[Reporter, io.StringIO]:
-    text = io.StringIO()
-    return Reporter(Console(file=text, width=200)), text
-
-
 def test_best_recipe_is_written_after_the_recipe_s_own_values(tmp_path: Path, script: Script) -> None:
-    recipe, (reporter, text) = job(tmp_path), screen()
+    recipe, (reporter, text) = job(tmp_path), tiny.record_output()
 
     result = tune(recipe, tmp_path / "out", reporter)
 
@@ -130,7 +123,7 @@ def test_best_trial_is_within_constraints(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("script")
 def test_nearest_trial_is_chosen_if_none_is_within_constraints(tmp_path: Path) -> None:
-    reporter, text = screen()
+    reporter, text = tiny.record_output()
     limits = {"recall@5/tail": 0.6, "gini@5": 0.2}
 
     result = tune(job(tmp_path, constraints=limits), tmp_path / "out", reporter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from keras import ops
-from rich.console import Console
 
 from longtail.bundle import Bundle, Vocabulary
 from longtail.trainer import CheckpointError, fit, load_recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
-from longtail.trainer.progress import Reporter
 from longtail.trainer.warm_start import WarmStart, dense_weights
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -152,7 +149,7 @@ def test_a_warm_start_warns_of_learnt_held_out_pairs(tmp_path: Path) -> None:
 
     for out, shares, is_warned in (("today", "valid=0.1, test=0.0", False), ("late", "valid=0.5, test=0.1", True)):
         job = load_recipe(recipe, [*split, f"data.split={{strategy='temporal', {shares}}}"])
-        screen = io.StringIO()
-        fit(job, tmp_path / out, Reporter(Console(file=screen, width=200)), warm_start=tmp_path / "yesterday")
+        reporter, screen = tiny.record_output()
+        fit(job, tmp_path / out, reporter, warm_start=tmp_path / "yesterday")
         warning = "valid pairs are no newer than the last one that the bundle has learnt from"
         assert (warning in screen.getvalue()) == is_warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.console import Console
 
 from longtail.bundle import BiasRemoval
-from longtail.trainer.config import Recipe
+from longtail.trainer.config import Recipe, recipe_toml
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.loss_terms import build_loss_terms
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import train as train_towers
+from longtail.trainer.trained import Trained
 
 USER = {"name": "user_id", "kind": "id", "dim": 4, "unknown_rate": 0}
 ITEM = {"name": "item_id", "kind": "id", "dim": 4}
@@ -73,6 +78,22 @@ def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100
     fresh.train_step, fresh.variables = step, step.variables
     fresh.sampler, fresh.begin_epoch = step.sampler, step.begin_epoch
     return fresh
+
+
+def fill_tables(model: TwoTower) -> None:
+    """Make the rows of a model's tables larger than fresh ones."""
+    for seed, table in enumerate(model.tables.values()):
+        table.table.assign(np.random.default_rng(seed).standard_normal(table.table.shape).astype(np.float32))
+
+
+def record_output(width: int = 200) -> tuple[Reporter, io.StringIO]:
+    """A reporter, and the text that it prints."""
+    text = io.StringIO()
+    return Reporter(Console(file=text, width=width)), text
+
+
+def train(job: Recipe, data: Dataset, work: Path, *, epochs: int = 1) -> Trained:
+    return train_towers(job, data, epochs=epochs, work=work, logs=work / "logs", reporter=record_output()[0])
 
 
 def batch(rows: Pairs, **inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -137,6 +158,12 @@ def curve_of_metrics(bundle: Path) -> BiasRemoval:
     """The curve in a bundle's `metrics.json`, which has baselines beside it."""
     content = json.loads((bundle / "metrics.json").read_text())
     return BiasRemoval.model_validate({name: content[name] for name in BiasRemoval.model_fields})
+
+
+def write_recipe(folder: Path, **sections: Any) -> Path:
+    """Write the recipe of `recipe`, with paths relative to the folder."""
+    (folder / "recipe.toml").write_text(recipe_toml(recipe(**sections), folder))
+    return folder / "recipe.toml"
 
 
 def write_job(folder: Path, *, recipe: str = RECIPE) -> Path:
