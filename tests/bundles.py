@@ -106,7 +106,7 @@ def _tower(
     return model.SerializeToString()
 
 
-def tables_apart(bundle: Bundle, folder: Path) -> Bundle:
+def move_tables(bundle: Bundle, folder: Path) -> Bundle:
     """The bundle with the embedding tables of its towers in files, as exports leave large ones."""
     names = {"users": "users", "items": "items", "own": "own", "genres_table": "genres"}
     models, files = [], {}

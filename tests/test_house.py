@@ -54,20 +54,20 @@ MOST_IMPORTS, MEAN_IMPORTS = 39, 12.6
 
 
 @cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+def parse_nodes(path: Path) -> tuple[ast.AST, ...]:
     """Parse a file and return all nodes of its tree."""
     return tuple(ast.walk(ast.parse(path.read_text())))
 
 
 @cache
-def sources(room: str) -> tuple[Path, ...]:
+def list_sources(room: str) -> tuple[Path, ...]:
     """Return the Python files of a room. The rooms linked in `longtail` are not files of it."""
     return tuple(sorted((ROOT / room).glob("*.py" if room == "longtail" else "**/*.py")))
 
 
-def imported_by(path: Path) -> Iterator[list[str]]:
+def list_imports(path: Path) -> Iterator[list[str]]:
     """Yield what a file imports, at its top or inside its functions, as the parts of its name."""
-    for node in nodes_of(path):
+    for node in parse_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -75,9 +75,9 @@ def imported_by(path: Path) -> Iterator[list[str]]:
             yield from (f"{node.module}.{alias.name}".split(".") for alias in node.names)
 
 
-def bound_names(path: Path) -> Iterator[tuple[str, int]]:
+def list_bound_names(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the names that a file binds, with their lines: variables, parameters, attributes, functions, classes."""
-    for node in nodes_of(path):
+    for node in parse_nodes(path):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
@@ -92,9 +92,9 @@ def is_vague(name: str) -> bool:
     return "_".join(words) in VAGUE or not {"place", "places"}.isdisjoint(words)
 
 
-def modules_of(room: str) -> dict[str, Path]:
+def list_modules(room: str) -> dict[str, Path]:
     """Return every module of a room by its name below `longtail`; a package's name is that of its `__init__`."""
-    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in sources(room)}
+    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in list_sources(room)}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
 
@@ -102,15 +102,15 @@ def modules_of(room: str) -> dict[str, Path]:
 def test_names_say_what_they_hold(room: str) -> None:
     vague = [
         f"{path.relative_to(ROOT)}:{line} {name}"
-        for path in sources(room)
-        for name, line in bound_names(path)
+        for path in list_sources(room)
+        for name, line in list_bound_names(path)
         if is_vague(name)
     ]
     assert vague == []
 
 
 def test_names_of_tests_are_plain() -> None:
-    names = [name for path in sources("tests") for name in re.findall(r"(?m)^ *def test_(\w+)", path.read_text())]
+    names = [name for path in list_sources("tests") for name in re.findall(r"(?m)^ *def test_(\w+)", path.read_text())]
     vague = [name for name in names if not VAGUE_IN_TESTS.isdisjoint(name.split("_"))]
     assert vague == []
 
@@ -119,8 +119,8 @@ def test_a_class_name_has_one_meaning() -> None:
     counts = Counter(
         node.name
         for room in ROOMS
-        for path in sources(room)
-        for node in nodes_of(path)
+        for path in list_sources(room)
+        for node in parse_nodes(path)
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in counts.items() if count > 1] == []
@@ -130,8 +130,8 @@ def test_functions_have_few_parameters() -> None:
     wide = {
         node.name
         for room in ROOMS
-        for path in sources(room)
-        for node in nodes_of(path)
+        for path in list_sources(room)
+        for node in parse_nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if len({arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} - {"self", "cls"})
         > 8
@@ -144,11 +144,11 @@ def test_files_import_few_names() -> None:
     counts = {
         path: sum(
             len(node.names) if isinstance(node, ast.Import) else 1
-            for node in nodes_of(path)
+            for node in parse_nodes(path)
             if isinstance(node, ast.Import | ast.ImportFrom)
         )
         for room in ROOMS
-        for path in sources(room)
+        for path in list_sources(room)
     }
     busiest = max(counts, key=counts.__getitem__)
     assert counts[busiest] <= MOST_IMPORTS, busiest
@@ -160,9 +160,9 @@ def test_files_import_few_names() -> None:
 def test_rooms_import_one_way(room: str) -> None:
     """From room to room, and among the folders of a room, of which none imports the room's own names."""
     imports: dict[str, set[str]] = {}
-    for path in sources(room):
+    for path in list_sources(room):
         part = path.relative_to(ROOT / room).with_suffix("").parts[0]
-        for package, *names in imported_by(path):
+        for package, *names in list_imports(path):
             if package != "longtail":
                 continue
             allowed = MAY_IMPORT[room] | ({"commands"} if path.stem in ("__main__", "cli") else set())
@@ -175,11 +175,11 @@ def test_rooms_import_one_way(room: str) -> None:
 
 def test_modules_import_one_way() -> None:
     """Imports inside functions and for type checkers count too."""
-    modules = {name: path for room in MAY_IMPORT for name, path in modules_of(room).items()}
-    modules |= {path.stem: path for path in sources("longtail") if path.stem != "__init__"}
+    modules = {name: path for room in MAY_IMPORT for name, path in list_modules(room).items()}
+    modules |= {path.stem: path for path in list_sources("longtail") if path.stem != "__init__"}
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
-        for package, *names in imported_by(path):
+        for package, *names in list_imports(path):
             while names and ".".join(names) not in modules:
                 names = names[:-1]
             if package == "longtail" and names and ".".join(names) != name:

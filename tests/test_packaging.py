@@ -48,7 +48,7 @@ def copy_source(folder: Path, rooms: Iterable[str] = ROOMS) -> Path:
     return folder
 
 
-def tracked(*rooms: str) -> set[str]:
+def list_tracked(*rooms: str) -> set[str]:
     """Return the committed files of rooms, and of `longtail` itself, as paths in an installed package."""
     listed = subprocess.run(["git", "ls-files", "--", *rooms], cwd=ROOT, capture_output=True, text=True, check=True)
     links = {f"longtail/{room}" for room in ROOMS}
@@ -91,7 +91,7 @@ def list_files(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def scripts(wheel: Path) -> set[str]:
+def list_scripts(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         lines = archive.read(entry_points).decode().splitlines()
@@ -128,8 +128,8 @@ def test_every_room_has_a_link_in_the_package() -> None:
 
 
 def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path) -> None:
-    assert list_files(wheel) == tracked(*ROOMS)
-    assert scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
+    assert list_files(wheel) == list_tracked(*ROOMS)
+    assert list_scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
 def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools: str, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools:
     (unpacked,) = tmp_path.iterdir()
     rebuilt = build_wheel(unpacked, build_tools)
     assert list_files(rebuilt) == list_files(wheel)
-    assert scripts(rebuilt) == scripts(wheel)
+    assert list_scripts(rebuilt) == list_scripts(wheel)
 
 
 @pytest.mark.parametrize("image", ["serving", pytest.param("serving-gpu", marks=pytest.mark.nightly), "trainer"])
@@ -155,9 +155,9 @@ def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
     rooms = {name for name, target in re.findall(r"(?m)^COPY (\w+) (\w+)$", text) if name == target} - {"longtail"}
     built = build_wheel(copy_source(tmp_path / "source", rooms), build_tools)
     assert rooms < set(ROOMS)
-    assert list_files(built) == tracked(*rooms)
+    assert list_files(built) == list_tracked(*rooms)
     room_commands = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
-    assert scripts(built) == {"longtail", "longtail-index"} | room_commands
+    assert list_scripts(built) == {"longtail", "longtail-index"} | room_commands
 
 
 def test_an_editable_install_is_a_path_that_editors_follow(build_tools: str, tmp_path: Path) -> None:

@@ -36,15 +36,15 @@ FILES = [
 ]
 
 
-def with_manifest(bundle: Bundle, **changes: Any) -> Bundle:
+def replace_manifest(bundle: Bundle, **changes: Any) -> Bundle:
     return replace(bundle, manifest=bundle.manifest.model_copy(update=changes))
 
 
-def with_labels(bundle: Bundle, **changes: Any) -> Bundle:
+def replace_labels(bundle: Bundle, **changes: Any) -> Bundle:
     return replace(bundle, labels=replace(bundle.labels, **changes))
 
 
-def with_entry(array: np.ndarray, index: object, value: float) -> np.ndarray:
+def replace_entry(array: np.ndarray, index: object, value: float) -> np.ndarray:
     changed = array.copy()
     changed[index] = value
     return changed
@@ -120,11 +120,11 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         r"embeddings.npy .*: expected float32 \(12, 4\), found float64 \(12, 4\)",
     ),
     "embeddings with NaN": (
-        lambda b: replace(b, embeddings=with_entry(b.embeddings, (3, 1), np.nan)),
+        lambda b: replace(b, embeddings=replace_entry(b.embeddings, (3, 1), np.nan)),
         r"embeddings.npy is finite: expected finite values, found \[.*nan.*\] in row 3",
     ),
     "embeddings off the unit sphere": (
-        lambda b: replace(b, embeddings=with_entry(b.embeddings, 7, 0.6)),
+        lambda b: replace(b, embeddings=replace_entry(b.embeddings, 7, 0.6)),
         r"embeddings.npy has unit rows when similarity is cosine: expected norm 1 ± 0.001, found norm 1.2 in row 7",
     ),
     "calibration queries of another width": (
@@ -136,11 +136,11 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         "calibration_queries.npy has a row: expected 1 or more, found 0",
     ),
     "calibration queries with infinity": (
-        lambda b: replace(b, calibration_queries=with_entry(b.calibration_queries, (2, 0), np.inf)),
+        lambda b: replace(b, calibration_queries=replace_entry(b.calibration_queries, (2, 0), np.inf)),
         r"calibration_queries.npy is finite: expected finite values, found \[.*inf.*\] in row 2",
     ),
     "calibration queries off the unit sphere": (
-        lambda b: replace(b, calibration_queries=with_entry(b.calibration_queries, 4, 0.25)),
+        lambda b: replace(b, calibration_queries=replace_entry(b.calibration_queries, 4, 0.25)),
         r"calibration_queries.npy has unit rows .*: expected norm 1 ± 0.001, found norm 0.5 in row 4",
     ),
     "seen labels of another type": (
@@ -164,35 +164,35 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         "calibration_histories.npy holds label rows, or -1: expected -1..11, found others",
     ),
     "too few labels": (
-        lambda b: with_labels(b, ids=b.labels.ids[:-1]),
+        lambda b: replace_labels(b, ids=b.labels.ids[:-1]),
         "labels.arrow has a row per label: expected 12 rows, found 11 rows",
     ),
     "a label twice": (
-        lambda b: with_labels(b, ids=pa.array(["item-1", *b.labels.ids.to_pylist()[1:]])),
+        lambda b: replace_labels(b, ids=pa.array(["item-1", *b.labels.ids.to_pylist()[1:]])),
         "labels.arrow holds distinct ids: expected 12 distinct, found 11 distinct",
     ),
     "a negative count": (
-        lambda b: with_labels(b, counts=with_entry(b.labels.counts, 5, -4)),
+        lambda b: replace_labels(b, counts=replace_entry(b.labels.counts, 5, -4)),
         "counts are >= 0: expected >= 0, found -4",
     ),
     "log_pn without a number": (
-        lambda b: with_labels(b, log_pn=with_entry(b.labels.log_pn, 6, -np.inf)),
+        lambda b: replace_labels(b, log_pn=replace_entry(b.labels.log_pn, 6, -np.inf)),
         "labels.arrow column log_pn is finite: expected finite values, found -inf in row 6",
     ),
     "log_pn in bits": (
-        lambda b: with_labels(b, log_pn=np.full(12, -np.log2(12), np.float32)),
+        lambda b: replace_labels(b, log_pn=np.full(12, -np.log2(12), np.float32)),
         r"log_pn is a distribution \(natural log\): expected logsumexp 0 ± 0.0001, found -1.1",
     ),
     "a label in another bucket": (
-        lambda b: with_labels(b, buckets=(b.labels.buckets + (np.arange(12) == 2)) % 3),
+        lambda b: replace_labels(b, buckets=(b.labels.buckets + (np.arange(12) == 2)) % 3),
         r"buckets follow the manifest's thresholds: expected .*, found 1 rows that differ, the first \[2\]",
     ),
     "no bias though there should be": (
-        lambda b: with_labels(b, bias=None),
+        lambda b: replace_labels(b, bias=None),
         "labels.arrow has a bias column when label_bias is set: expected True, found False",
     ),
     "bias with NaN": (
-        lambda b: with_labels(b, bias=with_entry(b.labels.bias, 1, np.nan)),
+        lambda b: replace_labels(b, bias=replace_entry(b.labels.bias, 1, np.nan)),
         "labels.arrow column bias is finite: expected finite values, found nan in row 1",
     ),
     "a vocabulary missing": (
@@ -200,19 +200,19 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         r"every feature's vocabulary is in vocabularies/: expected \['items', 'users'\], found \['users'\]",
     ),
     "a popularity without its coordinate": (
-        lambda b: with_labels(b, log_popularity=b.labels.log_pn),
+        lambda b: replace_labels(b, log_popularity=b.labels.log_pn),
         "labels.arrow has a log_popularity column when kappa_popularity is set: expected False, found True",
     ),
     "a coordinate without popularity": (
-        lambda b: with_manifest(b, kappa_popularity=1.0),
+        lambda b: replace_manifest(b, kappa_popularity=1.0),
         "labels.arrow has a log_popularity column when kappa_popularity is set: expected True, found False",
     ),
     "a popularity that is no distribution": (
-        lambda b: with_labels(with_manifest(b, kappa_popularity=1.0), log_popularity=b.labels.log_pn - 1),
+        lambda b: replace_labels(replace_manifest(b, kappa_popularity=1.0), log_popularity=b.labels.log_pn - 1),
         r"log_popularity is a distribution \(natural log\): expected logsumexp 0 ± 0.0001, found -1",
     ),
     "display columns of another name": (
-        lambda b: with_manifest(b, display=["name"]),
+        lambda b: replace_manifest(b, display=["name"]),
         r"display names the user's columns of labels.arrow: expected \['name'\], found \['title'\]",
     ),
 }
@@ -344,7 +344,7 @@ NOT_SHOWN = {
 
 @pytest.mark.parametrize("column", NOT_SHOWN.values(), ids=NOT_SHOWN)
 def test_undisplayable_columns_are_not_written(column: pa.Array, tmp_path: Path) -> None:
-    built = with_manifest(make_bundle(labels=12), display=["odd"])
+    built = replace_manifest(make_bundle(labels=12), display=["odd"])
     broken = replace(built, labels=replace(built.labels, display=pa.table({"odd": column})))
 
     with pytest.raises(BundleInvariantError, match=r"column 'odd' can be displayed: expected text in UTF-8, numbers"):
@@ -362,6 +362,6 @@ def test_undisplayable_columns_are_not_written(column: pa.Array, tmp_path: Path)
     ],
 )
 def test_displayable_columns_are_written(column: pa.Array, tmp_path: Path) -> None:
-    built = with_manifest(make_bundle(labels=12), display=["shown"])
+    built = replace_manifest(make_bundle(labels=12), display=["shown"])
     replace(built, labels=replace(built.labels, display=pa.table({"shown": column}))).write(tmp_path / "bundle")
     Bundle.load(tmp_path / "bundle")

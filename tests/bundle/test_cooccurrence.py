@@ -140,7 +140,7 @@ def test_followers_are_summed_without_quadratic_copies(monkeypatch: pytest.Monke
     assert sum(added) <= 512 * (6 + 1)  # one copy for each doubling
 
 
-def bundle_with_term() -> Bundle:
+def build_bundle() -> Bundle:
     bundle = make_bundle(labels=30, users=3)
     rng = np.random.default_rng(5)
     pairs = LogPairs(np.sort(rng.integers(0, 3, 60)), rng.integers(0, 30, 60))
@@ -153,7 +153,7 @@ def bundle_with_term() -> Bundle:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    written = bundle_with_term().write(tmp_path / "model")
+    written = build_bundle().write(tmp_path / "model")
     read = Bundle.load(tmp_path / "model")
     assert read.cooccurrence is not None
     assert read.remembered is not None
@@ -172,7 +172,7 @@ def test_remembered_are_the_last_of_each_query() -> None:
     assert longer.rows_QR.tolist() == [[-1] * 4, [-1, 0, 1, 2], [-1, -1, 0, 1], [-1, -1, 1, 2]]
 
 
-def with_array(bundle: Bundle, name: str, row: int, column: int, value: float) -> Bundle:
+def replace_entry(bundle: Bundle, name: str, row: int, column: int, value: float) -> Bundle:
     term = bundle.cooccurrence
     assert term is not None
     array = getattr(term, name).copy()
@@ -183,12 +183,15 @@ def with_array(bundle: Bundle, name: str, row: int, column: int, value: float) -
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (lambda b: with_array(b, "rows_LN", 3, 0, 30), r"holds label rows, or -1: expected -1..29, found -1..30"),
-        (lambda b: with_array(b, "rows_LN", 3, 0, 3), "has no label as its own neighbour"),
-        (lambda b: with_array(b, "rows_LN", 3, 0, b.cooccurrence.rows_LN[3, 1]), "has every neighbour of a label once"),
-        (lambda b: with_array(b, "weights_LN", 3, 0, np.nan), "cooccurrence.weights.npy is finite and >= 0"),
-        (lambda b: with_array(b, "weights_LN", 3, 0, -1), "cooccurrence.weights.npy is finite and >= 0"),
-        (lambda b: with_array(b, "rows_LN", 3, 0, -1), "cooccurrence.weights.npy is 0 without a neighbour"),
+        (lambda b: replace_entry(b, "rows_LN", 3, 0, 30), r"holds label rows, or -1: expected -1..29, found -1..30"),
+        (lambda b: replace_entry(b, "rows_LN", 3, 0, 3), "has no label as its own neighbour"),
+        (
+            lambda b: replace_entry(b, "rows_LN", 3, 0, b.cooccurrence.rows_LN[3, 1]),
+            "has every neighbour of a label once",
+        ),
+        (lambda b: replace_entry(b, "weights_LN", 3, 0, np.nan), "cooccurrence.weights.npy is finite and >= 0"),
+        (lambda b: replace_entry(b, "weights_LN", 3, 0, -1), "cooccurrence.weights.npy is finite and >= 0"),
+        (lambda b: replace_entry(b, "rows_LN", 3, 0, -1), "cooccurrence.weights.npy is 0 without a neighbour"),
         (
             lambda b: replace(b, cooccurrence=replace(b.cooccurrence, rows_LN=b.cooccurrence.rows_LN[:-1])),
             r"cooccurrence.rows.npy is int32 \[labels, neighbours\]: expected int32 \(30, 4\)",
@@ -207,4 +210,4 @@ def with_array(bundle: Bundle, name: str, row: int, column: int, value: float) -
 )  # fmt: skip
 def test_broken_terms_are_refused(changed: object, message: str) -> None:
     with pytest.raises(BundleInvariantError, match=message):
-        changed(bundle_with_term()).validate()  # type: ignore[operator]
+        changed(build_bundle()).validate()  # type: ignore[operator]

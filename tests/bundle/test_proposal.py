@@ -8,7 +8,7 @@ import pytest
 
 from longtail.bundle import BiasRemoval, Bundle, BundleCorruptError, BundleInvariantError, Proposal
 from longtail.bundle.integrity import read_manifest
-from tests.bundles import make_bundle
+from tests.bundles import label_tree, make_bundle
 
 SIZES = [1, 2, 3, 5, 8, 1000]
 
@@ -29,23 +29,10 @@ def by_hand() -> Proposal:
 
 
 def random_tree(labels: int, *, dims: int = 4, seed: int = 0) -> Proposal:
-    """Random weights; the labels fill the leaves from the left in random order."""
     rng = np.random.default_rng(seed)
-    leaves = 1
-    while leaves < labels:
-        leaves *= 2
-    weights = rng.standard_normal((leaves, dims), dtype=np.float32)
-    biases = rng.standard_normal(leaves, dtype=np.float32)
-    leaf_labels = np.concatenate([rng.permutation(labels), np.full(leaves - labels, -1)]).astype(np.int32)
-    for node in range(1, leaves):
-        first, last = node, node
-        while first < leaves:
-            first, last = 2 * first, 2 * last + 1
-        middle = (first + last + 1) // 2 - leaves
-        if (leaf_labels[middle : last + 1 - leaves] == -1).all():
-            weights[node], biases[node] = 0, -1e4
+    points, counts = rng.standard_normal((labels, dims)), rng.integers(1, 9, labels)
     projection = {"user_id": rng.standard_normal((21, dims), dtype=np.float32)}
-    return Proposal(projection, np.zeros(dims, np.float32), weights, biases, leaf_labels)
+    return Proposal(projection, np.zeros(dims, np.float32), *label_tree(points, counts, sharpness=1.0))
 
 
 def queries(count: int, *, dims: int = 4) -> np.ndarray:

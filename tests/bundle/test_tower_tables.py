@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError, Tower, TowerError
-from tests.bundles import make_bundle, tables_apart
+from tests.bundles import make_bundle, move_tables
 
 QUERIES = [{"user_id": "u3", "history": ["item-1", "item-59"]}, {"user_id": "nobody"}]
 LABELS = [{"item_id": "item-7", "genres": ["g1"], "year": 2}, {"genres": ["g0", "g3"]}]
@@ -25,7 +25,7 @@ def full() -> Bundle:
 @pytest.fixture
 def separate(full: Bundle, tmp_path: Path) -> Bundle:
     (tmp_path / "export").mkdir()
-    return tables_apart(full, tmp_path / "export")
+    return move_tables(full, tmp_path / "export")
 
 
 def embedded(bundle: Bundle, query: bytes | Path, label: bytes | Path) -> list[np.ndarray]:

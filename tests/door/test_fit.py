@@ -18,7 +18,7 @@ from longtail.bundle import BundleExistsError
 from longtail.tables import DataError
 from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import tiny
-from tests.trainer.conftest import without_compiler_and_ink
+from tests.trainer.conftest import turn_off_compiler_and_ink
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
 
@@ -33,7 +33,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[longtail.Model, Pa
     out = tmp_path_factory.mktemp("fit") / "runs" / "shop"
     import_module("longtail.trainer.backend")
     with pytest.MonkeyPatch.context() as patched:
-        without_compiler_and_ink(patched)
+        turn_off_compiler_and_ink(patched)
         model = longtail.fit(CLICKS.to_pandas(), labels=PRODUCTS, out=out, overrides=QUICK, **COLUMNS)
     return model, out
 

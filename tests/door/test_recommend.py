@@ -45,7 +45,7 @@ FRAMES = {
 }
 
 
-def as_arrow(frame: Any) -> pa.Table:
+def convert_to_arrow(frame: Any) -> pa.Table:
     if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
     if isinstance(frame, duckdb.DuckDBPyRelation):
@@ -53,12 +53,12 @@ def as_arrow(frame: Any) -> pa.Table:
     return frame if isinstance(frame, pa.Table) else frame.to_arrow()
 
 
-def rows_of(frame: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = as_arrow(frame).to_pylist()
+def list_rows(frame: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = convert_to_arrow(frame).to_pylist()
     return rows
 
 
-def labels_of(service: str, path: str, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def request_labels(service: str, path: str, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Return the labels of every result, as the service writes them."""
     answer = httpx.post(f"{service}/v1/{path}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -78,10 +78,10 @@ def assert_same(rows: list[dict[str, Any]], lists: list[list[dict[str, Any]]]) -
 def test_one_query_gets_the_answer_of_the_service(options: dict[str, Any], model: longtail.Model, service: str) -> None:
     features = {"user_id": "u3", "history": ["item-1", "item-2"]}
     frame = model.recommend(features, k=7, **options)
-    lists = labels_of(service, "retrieve", {"queries": [{"features": features, "k": 7, **options}]})
+    lists = request_labels(service, "retrieve", {"queries": [{"features": features, "k": 7, **options}]})
     assert isinstance(frame, pd.DataFrame)
     assert lists[0]
-    assert_same(rows_of(frame), lists)
+    assert_same(list_rows(frame), lists)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -96,8 +96,8 @@ def test_a_frame_of_queries_gets_a_frame_of_its_library(
         {"features": {"user_id": row["user_id"], "history": row["history"]}, "k": 5, **options}
         for row in USERS.to_pylist()
     ]
-    lists = labels_of(service, "retrieve", {"queries": bodies})
-    rows = rows_of(answers)
+    lists = request_labels(service, "retrieve", {"queries": bodies})
+    rows = list_rows(answers)
     assert_same(rows, lists)
     names = [name for name, labels in zip(USERS["user_id"].to_pylist(), lists, strict=True) for _ in labels]
     assert [row["user_id"] for row in rows] == names
@@ -113,7 +113,7 @@ def test_a_path_of_queries_is_answered(ending: str, model: longtail.Model, tmp_p
         pq.write_table(users, path)
     with pytest.warns(UserWarning, match=rf"^users\.{ending}: no column 'history'"):
         answers = model.recommend(path, k=4)
-    assert rows_of(answers) == rows_of(model.recommend(users.to_pylist(), k=4))
+    assert list_rows(answers) == list_rows(model.recommend(users.to_pylist(), k=4))
 
 
 def test_lists_of_labels_may_be_columns(model: longtail.Model) -> None:
@@ -127,26 +127,26 @@ def test_lists_of_labels_may_be_columns(model: longtail.Model) -> None:
 def test_values_of_pandas_and_numpy_are_plain(model: longtail.Model) -> None:
     plain = model.recommend({"user_id": "u3", "history": ["item-1", "item-2"]}, k=3, bias_removal=0.5)
     features = {"user_id": "u3", "history": pd.Series(["item-1", "item-2"])}
-    assert rows_of(model.recommend(features, k=np.int64(3), bias_removal=np.float32(0.5))) == rows_of(plain)
+    assert list_rows(model.recommend(features, k=np.int64(3), bias_removal=np.float32(0.5))) == list_rows(plain)
 
 
 def test_a_query_may_be_a_vector(model: longtail.Model, service: str) -> None:
     vector = model.bundle.embeddings[4]
-    rows = rows_of(model.recommend(vector=vector, k=3))
-    assert_same(rows, labels_of(service, "retrieve", {"queries": [{"vector": vector.tolist(), "k": 3}]}))
+    rows = list_rows(model.recommend(vector=vector, k=3))
+    assert_same(rows, request_labels(service, "retrieve", {"queries": [{"vector": vector.tolist(), "k": 3}]}))
 
 
 def test_an_explanation_is_a_column(model: longtail.Model, service: str) -> None:
-    rows = rows_of(model.recommend({"user_id": "u3"}, k=2, explain=True))
+    rows = list_rows(model.recommend({"user_id": "u3"}, k=2, explain=True))
     query = {"features": {"user_id": "u3"}, "k": 2, "explain": True}
-    ((first, _),) = labels_of(service, "retrieve", {"queries": [query]})
+    ((first, _),) = request_labels(service, "retrieve", {"queries": [query]})
     assert np.float32(rows[0]["explanation"]["taste"]) == np.float32(first["explanation"]["taste"])
 
 
 def test_similar_labels_match_the_service(model: longtail.Model, service: str) -> None:
-    assert_same(rows_of(model.similar("item-7", k=4)), labels_of(service, "similar", {"id": "item-7", "k": 4}))
+    assert_same(list_rows(model.similar("item-7", k=4)), request_labels(service, "similar", {"id": "item-7", "k": 4}))
     several = model.similar(["item-7", "item-8"], k=2)
-    assert_same(rows_of(several), labels_of(service, "similar", {"ids": ["item-7", "item-8"], "k": 2}))
+    assert_same(list_rows(several), request_labels(service, "similar", {"ids": ["item-7", "item-8"], "k": 2}))
     assert several["query"].tolist() == ["item-7", "item-7", "item-8", "item-8"]
 
 
@@ -180,7 +180,7 @@ def test_a_wrong_row_of_a_frame_is_named_without_its_temporary_folder(model: lon
 def test_a_server_of_a_model_answers_with_its_scores(model: longtail.Model) -> None:
     with model.serve() as server, longtail.Client(server.url) as client:
         (result,) = client.retrieve(features={"user_id": "u3"}, k=3).results
-    rows = rows_of(model.recommend({"user_id": "u3"}, k=3))
+    rows = list_rows(model.recommend({"user_id": "u3"}, k=3))
     assert [(row["label_id"], np.float32(row["score"])) for row in rows] == [
         (label.id, np.float32(label.score)) for label in result.labels
     ]
@@ -190,12 +190,12 @@ def test_a_server_of_a_model_answers_with_its_scores(model: longtail.Model) -> N
 
 
 def test_bundle_release_and_releases_load_the_same_model(releases: Path, model: longtail.Model) -> None:
-    expected = rows_of(model.recommend({"user_id": "u3"}, k=5))
+    expected = list_rows(model.recommend({"user_id": "u3"}, k=5))
     for source in (releases, str(releases), releases / "first", releases / "first" / "bundle"):
-        rows = rows_of(longtail.load(source).recommend({"user_id": "u3"}, k=5))
+        rows = list_rows(longtail.load(source).recommend({"user_id": "u3"}, k=5))
         assert [row["label_id"] for row in rows] == [row["label_id"] for row in expected]
         assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in expected], rel=3e-6)
-    assert rows_of(longtail.load(releases, "first").recommend({"user_id": "u3"}, k=5)) == expected
+    assert list_rows(longtail.load(releases, "first").recommend({"user_id": "u3"}, k=5)) == expected
 
 
 def test_loading_without_a_published_release_fails_clearly(tmp_path: Path) -> None:

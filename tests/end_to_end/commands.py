@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.end_to_end.killing import server
-from tests.trainer.conftest import without_compiler_and_ink
+from tests.trainer.conftest import turn_off_compiler_and_ink
 
 
 def longtail(room: str, *words: object, folder: Path | None = None) -> str:
@@ -29,7 +29,7 @@ def longtail(room: str, *words: object, folder: Path | None = None) -> str:
         main = import_module(f"longtail.{room}.cli").main
         if room == "trainer":
             import_module("longtail.trainer.backend")
-            without_compiler_and_ink(patched)
+            turn_off_compiler_and_ink(patched)
         with pytest.raises(SystemExit) as ended:
             main()
     assert not ended.value.code, f"{words}: {output.getvalue()[-2000:]}"

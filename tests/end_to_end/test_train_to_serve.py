@@ -30,7 +30,7 @@ from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart
 from tests.end_to_end.commands import fitted_and_published, served
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
-from tests.trainer.page import registered, tables_as_they_are, write_package
+from tests.trainer.page import registered, restore_tables, write_package
 
 pytestmark = pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
 
@@ -211,12 +211,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedShop]:
     root = tmp_path_factory.mktemp("shop")
     write_shop(root)
     write_package(root / "site")
-    with pytest.MonkeyPatch.context() as patched, tables_as_they_are():
+    with pytest.MonkeyPatch.context() as patched, restore_tables():
         patched.syspath_prepend(root / "site")
         # A trial of own layers takes a third of the job: test_own_layers.py has it.
         patched.setattr("longtail.trainer.job.try_own_layers", lambda _: None)
         fitted_and_published(root)
-    with tables_as_they_are():
+    with restore_tables():
         registered()
         recipe, bundle = load_recipe(root / "recipe.toml"), Bundle.load(root / "model")
         dataset = read_dataset(recipe)

@@ -8,7 +8,7 @@ from longtail.tables.database import Rejected, open_database
 from longtail.tables.table import all_columns, read_table
 
 
-def rows_of(sources: Path | str | list[Path | str]) -> list[dict[str, Any]]:
+def read_rows(sources: Path | str | list[Path | str]) -> list[dict[str, Any]]:
     """Return all rows of some sources, by the names of their columns."""
     return read(sources)[0]
 

@@ -11,7 +11,7 @@ from longtail.tables import DataError, find_files
 from longtail.tables.database import open_database
 from longtail.tables.table import all_columns, read_table
 from tests.s3 import BUCKET, S3Server
-from tests.tables.reading import rows_of
+from tests.tables.reading import read_rows
 
 
 def names(source: Path | str, folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def logs(tmp_path: Path) -> Path:
 
 
 def test_folders_give_text(logs: Path) -> None:
-    assert [row["day"] for row in rows_of(logs)] == ["007", None, "a/b"]
+    assert [row["day"] for row in read_rows(logs)] == ["007", None, "a/b"]
 
 
 @pytest.mark.parametrize("source", ["", "/**", "/**/*.csv", "/*/**/a.csv"])
@@ -102,16 +102,16 @@ def test_objects_of_s3(s3: S3Server) -> None:
         store.put(f"{s3.url().rpartition('/')[2]}/x.txt", b"")
         store.put(f"files/day={day}/a.csv", b"item\n1\n")
         store.put(f"files/day={day}/b.jsonl", b'{"item": 2}\n')
-    assert [(row["item"], row["day"]) for row in rows_of(f"s3://{BUCKET}/files")] == [
+    assert [(row["item"], row["day"]) for row in read_rows(f"s3://{BUCKET}/files")] == [
         ("1", "007"), ("2", "007"), ("1", "008"), ("2", "008"),
     ]  # fmt: skip
-    assert rows_of(f"SELECT item, day FROM 's3://{BUCKET}/files/*/a.csv' WHERE day > '007'") == [
+    assert read_rows(f"SELECT item, day FROM 's3://{BUCKET}/files/*/a.csv' WHERE day > '007'") == [
         {"item": 1, "day": "008"}
     ]
     with pytest.raises(DataError, match="expected a csv file, found none"):
-        rows_of(f"s3://{BUCKET}/files/gone.csv")
+        read_rows(f"s3://{BUCKET}/files/gone.csv")
     with pytest.raises(DataError, match=r"expected files of a file system that answers: .*404"):
-        rows_of("s3://nobody/gone.csv")
+        read_rows("s3://nobody/gone.csv")
 
 
 @pytest.mark.parametrize("url", ["gs://shop/a.csv", "az://shop/a.csv", "abfs://shop/a.csv"])

@@ -8,7 +8,7 @@ import pytest
 
 from longtail.tables import DataError, find_files
 from longtail.tables.database import OpenedFile, open_database
-from tests.tables.reading import read, rows_of
+from tests.tables.reading import read, read_rows
 
 COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
     "integers": (["1", "2"], "BIGINT", [1, 2]),
@@ -40,7 +40,7 @@ def test_json_types_are_kept(tmp_path: Path, values: list[str], kind: str, expec
     with open_database() as built:
         assert OpenedFile(built, find_files(path)[0]).column("v")[1] == kind
     if expected is not None:
-        assert [row["v"] for row in rows_of(path)] == expected
+        assert [row["v"] for row in read_rows(path)] == expected
 
 
 def test_file_of_nulls_takes_the_type_of_other_files(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_late_keys_and_blank_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     lines = ['{"a": 1}'] * 50_000 + ["", '{"a": 2, "late": "x"}']
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    rows = rows_of(path)
+    rows = read_rows(path)
     assert len(rows) == 50_001
     assert rows[-1] == {"a": 2, "late": "x"}
 
 
 def test_an_object_of_many_keys_is_many_columns(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"k{at}": {at}}}\n' for at in range(300)))
-    assert len(rows_of(tmp_path / "a.jsonl")[0]) == 300
+    assert len(read_rows(tmp_path / "a.jsonl")[0]) == 300
 
 
 BROKEN = {
@@ -80,17 +80,17 @@ BROKEN = {
 def test_line_without_an_object_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message):
-        rows_of(tmp_path / "a.jsonl")
+        read_rows(tmp_path / "a.jsonl")
 
 
 def test_long_numbers_stay_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"ean": 18446744073709551616, "p": 1.5}\n{"ean": 1, "p": 2}\n')
-    assert rows_of(path) == [{"ean": "18446744073709551616", "p": 1.5}, {"ean": "1", "p": 2.0}]
+    assert read_rows(path) == [{"ean": "18446744073709551616", "p": 1.5}, {"ean": "1", "p": 2.0}]
 
 
 def test_mixed_lists_and_texts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"tags": ["x"]}\n{"tags": "y"}\n')
     with pytest.raises(DataError, match=r"a.jsonl: key 'tags': expected values of one kind, found lists or objects"):
-        rows_of(path)
+        read_rows(path)

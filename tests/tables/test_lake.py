@@ -13,7 +13,7 @@ import pytest
 from longtail.tables import DataError, find_files
 from longtail.tables.lake import file_version
 from tests.s3 import BUCKET, S3Server
-from tests.tables.reading import read, rows_of
+from tests.tables.reading import read, read_rows
 
 
 def log(*rows: tuple[str, int, str]) -> pa.Table:
@@ -43,7 +43,7 @@ def test_newest_version_of_delta_is_read(tmp_path: Path) -> None:
         ("a", 1, "007", None), ("c", 3, "007", None), ("d", 4, "009", Decimal("1.50")),
     ]  # fmt: skip
     assert kinds == {"user": "VARCHAR", "item": "BIGINT", "day": "VARCHAR", "price": "DECIMAL(3,2)"}
-    assert rows_of(f"SELECT user FROM '{path}' WHERE price > 1") == [{"user": "d"}]
+    assert read_rows(f"SELECT user FROM '{path}' WHERE price > 1") == [{"user": "d"}]
 
 
 def test_newest_version_of_iceberg_is_read(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_newest_version_of_iceberg_is_read(tmp_path: Path) -> None:
     table.append(pa.table({"user": ["d"], "product": [4], "day": ["009"], "price": [1.5]}))
     path = tmp_path / "shop" / "log"
 
-    rows = rows_of(path)
+    rows = read_rows(path)
 
     assert sorted((row["user"], row["product"], row["day"], row["price"]) for row in rows) == [
         ("a", 1, "007", None), ("c", 3, "007", None), ("d", 4, "009", 1.5),
     ]  # fmt: skip
-    assert rows_of(path) == rows
-    assert rows_of(f"SELECT user FROM '{path}' WHERE price > 1") == [{"user": "d"}]
+    assert read_rows(path) == rows
+    assert read_rows(f"SELECT user FROM '{path}' WHERE price > 1") == [{"user": "d"}]
 
 
 def delta(folder: Path) -> tuple[Path, list[Callable[[], object]]]:
@@ -112,7 +112,7 @@ def test_iceberg_reads_a_file_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     tasks: list[int] = []
     full = ArrowScan.to_table
     monkeypatch.setattr(ArrowScan, "to_table", lambda scan, of: tasks.append(len(of)) or full(scan, of))
-    assert len(rows_of(tmp_path / "shop" / "log")) == 3
+    assert len(read_rows(tmp_path / "shop" / "log")) == 3
     assert {*tasks} == {1}
 
 
@@ -139,7 +139,7 @@ def test_unsupported_delta_feature_is_an_error(tmp_path: Path) -> None:
     assert text != old
     first.write_text(text)
     with pytest.raises(DataError, match=r"log: expected a Delta .* deltalake can read: .*deletionVectors.*copy"):
-        rows_of(path)
+        read_rows(path)
 
 
 def test_broken_lake_table_is_an_error(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_broken_lake_table_is_an_error(tmp_path: Path) -> None:
     deltalake.write_deltalake(path, log(("a", 1, "x")))
     next(path.glob("*.parquet")).unlink()
     with pytest.raises(DataError, match="delta: expected a readable delta file"):
-        rows_of(path)
+        read_rows(path)
     (tmp_path / "ice" / "metadata").mkdir(parents=True)
     (tmp_path / "ice" / "metadata" / "v1.metadata.json").write_text("{}")
     with pytest.raises(DataError, match="ice: expected an Iceberg table that pyiceberg can read"):
-        rows_of(tmp_path / "ice")
+        read_rows(tmp_path / "ice")
 
 
 def test_newest_iceberg_metadata_has_the_highest_number(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     deltalake.write_deltalake(tmp_path / "log", log(("a", 1, "x")))
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(DataError, match=r"log: expected the extra `lake`, pip install '.*\[lake\]'"):
-        rows_of(tmp_path / "log")
+        read_rows(tmp_path / "log")
 
 
 def test_lakes_in_s3(s3: S3Server) -> None:
@@ -176,12 +176,12 @@ def test_lakes_in_s3(s3: S3Server) -> None:
     of = catalog(f"s3://{BUCKET}/ice", **{"s3.endpoint": s3.environment["AWS_ENDPOINT_URL"], "s3.region": "us-east-1"})
     of.create_table("shop.log", rows.schema).append(rows)
     for source in (f"s3://{BUCKET}/delta", f"s3://{BUCKET}/ice/shop/log"):
-        assert rows_of(source) == rows.to_pylist()
-        assert rows_of(f"SELECT user FROM '{source}' WHERE item = 2") == [{"user": "b"}]
+        assert read_rows(source) == rows.to_pylist()
+        assert read_rows(f"SELECT user FROM '{source}' WHERE item = 2") == [{"user": "b"}]
 
 
 def test_rows_of_an_iceberg_table_come_oldest_first(tmp_path: Path) -> None:
     table = catalog(tmp_path).create_table("shop.log", log(("a", 1, "x")).schema)
     for at in range(8):
         table.append(log((f"u{at}", at, "x")))
-    assert [row["user"] for row in rows_of(tmp_path / "shop" / "log")] == [f"u{at}" for at in range(8)]
+    assert [row["user"] for row in read_rows(tmp_path / "shop" / "log")] == [f"u{at}" for at in range(8)]

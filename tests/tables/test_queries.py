@@ -9,7 +9,7 @@ import pytest
 
 from longtail.tables import DataError, is_query
 from longtail.tables.queries import find_all_files, rename_files
-from tests.tables.reading import read, rows_of
+from tests.tables.reading import read, read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ QUERIES = {
 @pytest.mark.parametrize(("query", "expected"), QUERIES.values(), ids=QUERIES)
 def test_a_query_reads_files_like_other_sources(query: str, expected: list[tuple[object, ...]]) -> None:
     assert is_query(query)
-    assert [tuple(row.values()) for row in rows_of(query)] == expected
+    assert [tuple(row.values()) for row in read_rows(query)] == expected
 
 
 def test_types_of_a_text_file_in_a_query() -> None:
@@ -77,7 +77,7 @@ def test_a_text_file_in_two_queries_is_read_once() -> None:
 def test_files_that_differ_in_case_are_distinct() -> None:
     Path("A.csv").write_text("x\n1\n")
     Path("a.csv").write_text("x\n2\n")
-    assert [row["x"] for row in rows_of("SELECT u.x FROM 'A.csv' AS u UNION ALL SELECT l.x FROM 'a.csv' AS l")] == [
+    assert [row["x"] for row in read_rows("SELECT u.x FROM 'A.csv' AS u UNION ALL SELECT l.x FROM 'a.csv' AS l")] == [
         1,
         2,
     ]
@@ -86,7 +86,7 @@ def test_files_that_differ_in_case_are_distinct() -> None:
 def test_integers_of_many_digits_are_joined_exactly() -> None:
     Path("ids.csv").write_text("id\n12345678901234567890\n12345678901234567891\n")
     query = "SELECT count(*) AS n FROM 'ids.csv' AS a JOIN 'ids.csv' AS b USING (id)"
-    assert rows_of(query) == [{"n": 2}]
+    assert read_rows(query) == [{"n": 2}]
 
 
 def test_joins_and_groups_have_a_fixed_order() -> None:
@@ -94,10 +94,12 @@ def test_joins_and_groups_have_a_fixed_order() -> None:
     pq.write_table(pa.table({"user": [f"u{at % 997}" for at in range(rows)], "item": range(rows)}), "big.parquet",
                    row_group_size=10_000)  # fmt: skip
     query = "SELECT a.user, a.item FROM 'big.parquet' AS a JOIN (SELECT DISTINCT user FROM 'big.parquet') USING (user)"
-    result = [row["item"] for row in rows_of(query)]
-    assert result == [row["item"] for row in rows_of(query)]
+    result = [row["item"] for row in read_rows(query)]
+    assert result == [row["item"] for row in read_rows(query)]
     assert sorted(result) == [*range(rows)]
-    assert [row["item"] for row in rows_of("SELECT item FROM 'big.parquet' WHERE item % 3 = 0")] == [*range(0, rows, 3)]
+    assert [row["item"] for row in read_rows("SELECT item FROM 'big.parquet' WHERE item % 3 = 0")] == [
+        *range(0, rows, 3)
+    ]
 
 
 def test_rows_of_many_files_come_in_the_order_of_the_files() -> None:
@@ -105,7 +107,7 @@ def test_rows_of_many_files_come_in_the_order_of_the_files() -> None:
     for part in range(4):
         rows = pa.table({"item": range(part * 200_000, (part + 1) * 200_000)})
         pq.write_table(rows, f"parts/{part}.parquet", row_group_size=10_000)
-    assert [row["item"] for row in rows_of("SELECT item FROM 'parts' WHERE item % 2 = 0")] == [*range(0, 800_000, 2)]
+    assert [row["item"] for row in read_rows("SELECT item FROM 'parts' WHERE item % 2 = 0")] == [*range(0, 800_000, 2)]
 
 
 REFUSED = {
@@ -140,14 +142,14 @@ REFUSED = {
 def test_unsupported_queries_are_refused(query: str, message: str) -> None:
     before = {*Path().rglob("*")}
     with pytest.raises(DataError, match=message):
-        rows_of(query)
+        read_rows(query)
     assert {*Path().rglob("*")} == before
 
 
 def test_columns_that_differ_in_case_are_refused() -> None:
     Path("a.csv").write_text("Item,item\n1,2\n")
     with pytest.raises(DataError, match=r"a\.csv: expected columns that a query can tell apart, found Item and item"):
-        rows_of("SELECT item FROM 'a.csv'")
+        read_rows("SELECT item FROM 'a.csv'")
 
 
 def test_only_paths_of_a_query_are_renamed() -> None:
@@ -174,13 +176,13 @@ def test_rows_of_ties_and_groups_are_the_same_each_time(tmp_path: Path) -> None:
         f"SELECT arg_max(l, 1) AS l {query}",
         f"SELECT u, l {query} QUALIFY row_number() OVER (PARTITION BY u) = 1",
     ):
-        assert len({json.dumps(rows_of(select)) for _ in range(5)}) == 1, select
+        assert len({json.dumps(read_rows(select)) for _ in range(5)}) == 1, select
 
 
 @pytest.mark.parametrize("name", ["uuid", "today", "now", "random"])
 def test_columns_may_have_the_names_of_functions(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.csv").write_text(f"{name},u\nx,y\n")
-    assert rows_of(f"SELECT {name}, u FROM '{tmp_path}/a.csv'") == [{name: "x", "u": "y"}]
+    assert read_rows(f"SELECT {name}, u FROM '{tmp_path}/a.csv'") == [{name: "x", "u": "y"}]
 
 
 @pytest.mark.parametrize("condition", ["USING (item)", "ON a.item = b.item"])
@@ -189,9 +191,9 @@ def test_ids_of_two_types_name_both_files(tmp_path: Path, condition: str) -> Non
     (tmp_path / "mixed.csv").write_text("item\n1\nA1\n")
     joined = f"SELECT a.item FROM '{tmp_path}/ints.csv' AS a JOIN '{tmp_path}/mixed.csv' AS b"
     with pytest.raises(DataError) as refused:
-        rows_of(f"{joined} {condition}")
+        read_rows(f"{joined} {condition}")
     assert str(refused.value).endswith(
         f"; item is bigint in {tmp_path}/ints.csv and text in {tmp_path}/mixed.csv, by all of its values there: "
         "compare item::VARCHAR with item::VARCHAR"
     )
-    assert rows_of(f"{joined} ON a.item::VARCHAR = b.item::VARCHAR") == [{"item": 1}]
+    assert read_rows(f"{joined} ON a.item::VARCHAR = b.item::VARCHAR") == [{"item": 1}]

@@ -37,7 +37,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
 
 
-def without_compiler_and_ink(patched: pytest.MonkeyPatch, *, compiler: bool = False, ink: bool = False) -> None:
+def turn_off_compiler_and_ink(patched: pytest.MonkeyPatch, *, compiler: bool = False, ink: bool = False) -> None:
     """Losses run in TensorFlow's graph, and plots are drawn but not rendered: half of what a tiny job takes."""
     backend = sys.modules.get("longtail.trainer.backend")
     if backend and os.environ["KERAS_BACKEND"] == "tensorflow" and not compiler:
@@ -50,7 +50,7 @@ def without_compiler_and_ink(patched: pytest.MonkeyPatch, *, compiler: bool = Fa
 def _jobs_wait_for_no_compiler_and_no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is as users have it in tests that ask for `xla` or `ink`, in fixtures that tests share, and in processes."""
     fixtures = request.fixturenames
-    without_compiler_and_ink(monkeypatch, compiler="xla" in fixtures, ink="ink" in fixtures)
+    turn_off_compiler_and_ink(monkeypatch, compiler="xla" in fixtures, ink="ink" in fixtures)
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def ink() -> None:
 @pytest.fixture
 def tables() -> Iterator[None]:
     """The test leaves the tables of rows as it found them."""
-    from tests.trainer.page import tables_as_they_are
+    from tests.trainer.page import restore_tables
 
-    with tables_as_they_are():
+    with restore_tables():
         yield
 
 

@@ -46,7 +46,7 @@ JOBS: dict[str, dict[str, Any]] = {
 """What differs from the recipe of all."""
 
 
-def job_of(sections: dict[str, Any]) -> Any:
+def build_job(sections: dict[str, Any]) -> Any:
     """A recipe on all devices."""
     every: dict[str, Any] = {
         "data": {"timestamp": "time"},
@@ -59,7 +59,7 @@ def job_of(sections: dict[str, Any]) -> Any:
 
 def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -> None:
     """Take a job's steps; `restored`, those of its second half."""
-    job, steps, rng = job_of(JOBS[name]), STEPS.get(name, 200), np.random.default_rng(0)
+    job, steps, rng = build_job(JOBS[name]), STEPS.get(name, 200), np.random.default_rng(0)
     labels = np.minimum(rng.geometric(0.15, PAIRS) - 1, LABELS - 1)
     pairs = tiny.pairs(*zip(rng.integers(0, QUERIES, PAIRS).tolist(), labels.tolist(), strict=True))
     pairs = replace(pairs, times=np.arange(float(PAIRS)))

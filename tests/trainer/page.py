@@ -24,7 +24,7 @@ def page_toml(part: str) -> str:
 
 
 @contextmanager
-def tables_as_they_are() -> Iterator[None]:
+def restore_tables() -> Iterator[None]:
     """Leaves the tables of rows as it found them."""
     before = {kind: dict(table) for kind, table in register._TABLES.items()}
     try:

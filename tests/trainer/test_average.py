@@ -17,7 +17,7 @@ from tests.trainer import tiny
 ROWS = tiny.pairs((0, 0), (1, 1), (0, 2), (2, 1), (2, 3), (0, 4), (1, 3), (2, 0))
 
 
-def average_of(values: list[np.ndarray], decay: float) -> np.ndarray:
+def compute_average(values: list[np.ndarray], decay: float) -> np.ndarray:
     """Average values after steps 0 … T, each with `decay` times the weight of the next."""
     weights = decay ** np.arange(len(values) - 1, -1, -1.0)
     return np.average(np.array(values, np.float64), axis=0, weights=weights)
@@ -39,7 +39,9 @@ def test_averages_count_steps_that_do_not_touch_a_row(decay: float) -> None:
         table.table.assign(after)
         values.append(after)
         if step % 13 == 0:
-            np.testing.assert_allclose(average.mean(np.float32(step)), average_of(values, decay), rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                average.mean(np.float32(step)), compute_average(values, decay), rtol=2e-5, atol=1e-5
+            )
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -66,7 +68,7 @@ def test_averaged_gives_the_model_averages_of_all_weights(optimizer: dict[str, A
         history.append(now())
     with model.train_step.updates.use_averages():
         for at, value in enumerate(now()):
-            expected = average_of([values[at] for values in history], 0.8)
+            expected = compute_average([values[at] for values in history], 0.8)
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
     for before, after in zip(history[-1], now(), strict=True):
         np.testing.assert_array_equal(before, after)

@@ -153,7 +153,7 @@ def test_a_model_trained_on_jax_is_exported_and_measures_the_same_in_onnx(tmp_pa
     assert bundle.manifest.software["backend"] == "jax"
     assert sorted(bundle.tables) == ["genres", "item_id", "user_id"]
     assert bundle.label_tower is not None
-    stored = tiny.curve_of_metrics(out)
+    stored = tiny.read_curve(out)
     again = evaluate(out, finished.recipe)
     assert evaluation_markdown(again.dial, again.metric) == evaluation_markdown(Dial(stored), "recall@5")
 

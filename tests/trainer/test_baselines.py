@@ -498,7 +498,7 @@ def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> N
     untimed = dataclasses.replace(trained.dataset.train, times=None)
     of_pairs = dataclasses.replace(trained.dataset, train=untimed)
     again = dataclasses.replace(trained, recipe=recipe, dataset=of_pairs)
-    dial = Dial(tiny.curve_of_metrics(finished.out))
+    dial = Dial(tiny.read_curve(finished.out))
 
     selection = Selection(dial, dial.default, trained.history, None, create_hit_counter(again))
     finish(again, trained.dataset, selection, {}, reporter, tmp_path / "b")

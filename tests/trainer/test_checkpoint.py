@@ -17,10 +17,6 @@ DATA = tiny.dataset(TRAIN, queries=3, labels=4)
 BATCH = tiny.batch(tiny.pairs((0, 0), (1, 2)))
 
 
-def fresh(seed: int = 0) -> TwoTower:
-    return tiny.model(tiny.recipe(seed=seed), DATA, batch_size=2)
-
-
 def values(model: TwoTower) -> list[np.ndarray]:
     return [ops.convert_to_numpy(variable.value) for variable in model.variables]
 
@@ -31,23 +27,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def trained() -> TwoTower:
-    model = fresh()
+    model = tiny.model(tiny.recipe(), DATA, batch_size=2)
     model.train_step(BATCH)
     return model
 
 
-def test_checkpoints_restore_variables_to_the_bit(tmp_path: Path, trained: TwoTower) -> None:
-    checkpoints, other = Checkpoints(tmp_path, "run"), fresh(seed=5)
-    saved = values(trained)
-    checkpoints.save("latest", trained.variables, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
-
-    assert checkpoints.load("latest", other.variables) == {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
-    for expected, actual in zip(saved, values(other), strict=True):
-        np.testing.assert_array_equal(expected, actual)
-    assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
-
-
 STATES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "weights, moments, schedule and seed": ({}, set()),
     "velocities, dues of l2": (
         {
             "query": {"features": [tiny.USER], "hidden": [3]},
@@ -74,10 +60,13 @@ STATES: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("sections", "names"), STATES.values(), ids=STATES)
 def test_checkpoints_hold_what_steps_change(tmp_path: Path, sections: dict[str, Any], names: set[str]) -> None:
-    """After two steps; the third is the same."""
+    """After two steps; the third is the same, to the bit."""
     train = replace(TRAIN, objectives=np.int32([0, 1, 0, 1, 0, 1]))
     data = tiny.dataset(train, queries=3, labels=4)
-    trained, other = (tiny.model(tiny.recipe(**sections), data, batch_size=2, total_steps=4) for _ in range(2))
+    trained, other = (
+        tiny.model(tiny.recipe(seed=seed, **sections), data, batch_size=2, total_steps=4) for seed in (0, 5)
+    )
+    progress = {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
 
     def step(model: TwoTower, *rows: int) -> float:
         columns = {"_request": train.queries[[*rows]], "_objective": train.objectives[[*rows]], "_pair": np.int32(rows)}
@@ -85,8 +74,8 @@ def test_checkpoints_hold_what_steps_change(tmp_path: Path, sections: dict[str, 
 
     for rows in ((0, 2), (3, 4)):
         step(trained, *rows)
-    Checkpoints(tmp_path, "run").save("latest", trained.variables, {})
-    Checkpoints(tmp_path, "run").load("latest", other.variables)
+    Checkpoints(tmp_path, "run").save("latest", trained.variables, progress)
+    assert Checkpoints(tmp_path, "run").load("latest", other.variables) == progress
 
     assert step(other, 0, 5) == step(trained, 0, 5)
     for expected, actual in zip(values(trained), values(other), strict=True):

@@ -91,14 +91,8 @@ def test_an_existing_out_is_refused_before_any_work(
 
 @pytest.mark.slow
 def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [
-        "--set",
-        "training.epochs=1",
-        "--set",
-        "evaluation.popularity=[0.5]",
-        "--set",
-        "evaluation.bias_removal=[0, 1]",
-    ]
+    overrides = ["training.epochs=1", "evaluation.popularity=[0.5]", "evaluation.bias_removal=[0, 1]"]
+    settings = [word for override in overrides for word in ("--set", override)]
     code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", *settings)
 
     assert (code, errors) == (0, f"next: longtail-index build {tmp_path / 'out'} --releases releases --publish\n")

@@ -77,7 +77,7 @@ TABLE = LabelTable(LABELS, BIAS, 0.25)
 LOGITS = QUERIES @ LABELS.T / 0.25 + BIAS
 
 
-def by_the_model(*, negatives: int = 4, **arguments: Any) -> Sampler:
+def build_model_sampler(*, negatives: int = 4, **arguments: Any) -> Sampler:
     sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=negatives, **arguments)
     sampler.refresh(TABLE)
     return sampler
@@ -99,7 +99,7 @@ def softmax(logits_BL: np.ndarray) -> np.ndarray:
     return np.exp(logits_BL - np.logaddexp.reduce(logits_BL, axis=1, keepdims=True))
 
 
-def log_q_of_all(sampler: Sampler, of: DrawContext) -> np.ndarray:
+def compute_log_q(sampler: Sampler, of: DrawContext) -> np.ndarray:
     """log q of every label for both rows, [2, L]."""
     return np.asarray(sampler.log_q(of, ops.convert_to_tensor(np.tile(np.arange(L, dtype=np.int32), (2, 1)))))
 
@@ -126,7 +126,7 @@ def test_log_q_of_the_tree_equals_the_proposal() -> None:
     """Of an id, a weighted bag and a number, for labels of each row and for one label a row."""
     sampler, of = tree(negatives=2), context([5, 2], inputs=INPUTS)
 
-    np.testing.assert_allclose(log_q_of_all(sampler, of), LOG_P, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(compute_log_q(sampler, of), LOG_P, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.exp(LOG_P).sum(axis=1), 1, rtol=1e-6)
     row_log_q = np.asarray(sampler.log_q(of, of.positive_B))
     np.testing.assert_allclose(row_log_q, [LOG_P[0, 5], LOG_P[1, 2]], rtol=1e-5)
@@ -138,7 +138,7 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
     """A uniform number may be exactly 0: below any odds that are not 0 themselves."""
     extreme = 0.0 if least else np.nextafter(np.float32(1), np.float32(0))
     monkeypatch.setattr(keras.random, "uniform", lambda shape, **_: ops.full(shape, extreme, "float32"))
-    negative_sampler = tree(negatives=3) if sampler == "adversarial" else by_the_model(negatives=3)
+    negative_sampler = tree(negatives=3) if sampler == "adversarial" else build_model_sampler(negatives=3)
     of = context([0, 1], inputs=INPUTS, queries=QUERIES)
     drawn_BM = np.asarray(negative_sampler.draw(keras.random.SeedGenerator(1), of))
 
@@ -156,8 +156,8 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
 )
 def test_the_model_s_draws_follow_its_own_log_q(arguments: dict[str, Any]) -> None:
     """Exactly, however rough the masses of subtrees: with few features sums come out negative and are lifted."""
-    sampler, of = by_the_model(negatives=50_000, **arguments), context([0, 1], queries=QUERIES)
-    q_BL = np.exp(log_q_of_all(sampler, of))
+    sampler, of = build_model_sampler(negatives=50_000, **arguments), context([0, 1], queries=QUERIES)
+    q_BL = np.exp(compute_log_q(sampler, of))
 
     np.testing.assert_allclose(q_BL.sum(axis=1), 1, rtol=1e-5)
     assert q_BL.min() > 0
@@ -168,7 +168,7 @@ def test_with_many_features_q_is_the_softmax_of_the_scaled_cosines() -> None:
     exact = softmax(2.0 * QUERIES @ LABELS.T)
     of = context([0, 1], queries=QUERIES)
     errors = [
-        np.abs(np.exp(log_q_of_all(by_the_model(features=features, bandwidth=2.0), of)) - exact).max()
+        np.abs(np.exp(compute_log_q(build_model_sampler(features=features, bandwidth=2.0), of)) - exact).max()
         for features in (32, 200_000)
     ]
 
@@ -178,7 +178,7 @@ def test_with_many_features_q_is_the_softmax_of_the_scaled_cosines() -> None:
 @pytest.mark.parametrize(("bandwidth", "expected"), [(None, LOGITS), (3.0, 3 * QUERIES @ LABELS.T)])
 def test_the_exact_model_draws_by_the_softmax_of_its_logits(bandwidth: float | None, expected: np.ndarray) -> None:
     """Temperature and bias are in f = u·v/T + b; a bandwidth is in their place."""
-    log_q_BL = log_q_of_all(by_the_model(exact=True, bandwidth=bandwidth), context([0, 1], queries=QUERIES))
+    log_q_BL = compute_log_q(build_model_sampler(exact=True, bandwidth=bandwidth), context([0, 1], queries=QUERIES))
 
     np.testing.assert_allclose(np.exp(log_q_BL), softmax(expected), rtol=1e-4)
 
@@ -244,7 +244,7 @@ def test_the_minimum_variance_q_by_hand() -> None:
     terms = PI * np.log1p(np.exp(LOGITS))
     terms[[0, 1], [1, 4]] = 0
     expected = terms / terms.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(np.exp(log_q_of_all(best("logistic", "tail", negatives=2), of)), expected, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(compute_log_q(best("logistic", "tail", negatives=2), of)), expected, rtol=1e-4)
 
     log_pi = np.log(PI).astype(np.float32)
     setup = SamplerSetup(
@@ -253,7 +253,7 @@ def test_the_minimum_variance_q_by_hand() -> None:
     sampler = SAMPLERS["minimum_variance"](setup, negatives=2, uniform_share=0.25)
     sampler.refresh(TABLE)
     mixed = np.where(terms > 0, 0.75 * expected + 0.25 / 5, 0)
-    np.testing.assert_allclose(np.exp(log_q_of_all(sampler, of)), mixed, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(compute_log_q(sampler, of)), mixed, rtol=1e-4)
 
 
 def test_minimum_variance_draws_by_the_recipe_s_loss() -> None:

@@ -281,22 +281,16 @@ COSINES = {"similarity": "cosine", "temperature": 1}
 SAMPLED = {"name": "uniform", "negatives": 5}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cosine loss at a temperature": (
-        {"loss": {"family": "contrastive"}, "model": COSINES | {"temperature": 0.1}},
-        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
-    ),
-    "cosine loss of a learned temperature": (
-        {"loss": {"family": "contrastive"}, "model": COSINES | {"learn_temperature": True}},
-        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
-    ),
-    "cosine loss of inner products": (
-        {"loss": {"family": "contrastive"}, "model": COSINES | {"similarity": "dot"}},
-        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
-    ),
-    "cosine loss with a bias": (
-        {"loss": {"family": "contrastive"}, "model": COSINES | {"label_bias": True}},
-        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
-    ),
+    **{
+        f"cosine loss {name}": (
+            {"loss": {"family": "contrastive"}, "model": COSINES | change},
+            r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
+        )
+        for name, change in {
+            "at a temperature": {"temperature": 0.1}, "of a learned temperature": {"learn_temperature": True},
+            "of inner products": {"similarity": "dot"}, "with a bias": {"label_bias": True},
+        }.items()
+    },
     "margin of no family": (
         {"loss": {"family": {"name": "hinge", "margin": 1}}},
         r"margin\n  expected one of pairwise, received an unknown key \(family 'hinge'\)",

@@ -68,7 +68,11 @@ def test_temporal_cuts_the_latest_pairs_of_all(train: Path) -> None:
     assert name_pairs(dataset) == ["b-z", "a-x"]
 
 
-def days(folder: Path, *pairs_of_day: int) -> Dataset:
+def merge_splits(dataset: Dataset) -> Pairs:
+    return dataset.train.merge_later(dataset.valid).merge_later(dataset.test)
+
+
+def load_days(folder: Path, *pairs_of_day: int) -> Dataset:
     """Load a log of so many pairs on each day, with a tenth of them in valid and in test."""
     when = [date(2026, 1, day) for day, pairs in enumerate(pairs_of_day, 1) for _ in range(pairs)]
     path = write_table(
@@ -91,7 +95,7 @@ def days(folder: Path, *pairs_of_day: int) -> Dataset:
 def test_temporal_split_keeps_equal_times_together(
     tmp_path: Path, pairs_of_day: tuple[int, ...], sizes: tuple[int, int, int]
 ) -> None:
-    dataset = days(tmp_path, *pairs_of_day)
+    dataset = load_days(tmp_path, *pairs_of_day)
 
     assert tuple(len(part) for part in (dataset.train, dataset.valid, dataset.test)) == sizes
     times = [{*part.times.tolist()} for part in (dataset.train, dataset.valid, dataset.test)]
@@ -99,12 +103,12 @@ def test_temporal_split_keeps_equal_times_together(
 
 
 def test_temporal_split_reports_its_size_and_needs_distinct_times(tmp_path: Path) -> None:
-    assert days(tmp_path, 700, 100, 100, 50, 50).report.remarks == []
-    assert days(tmp_path, 750, 100, 150).report.remarks == [
+    assert load_days(tmp_path, 700, 100, 100, 50, 50).report.remarks == []
+    assert load_days(tmp_path, 750, 100, 150).report.remarks == [
         "data.split: test has 150 pairs (15.0%) instead of 100: pairs of one time stay together"
     ]
     with pytest.raises(DataError, match="expected a time of its own for each split by strategy 'temporal'"):
-        days(tmp_path, 90, 10)
+        load_days(tmp_path, 90, 10)
 
 
 def test_equal_times_across_a_split_are_counted(tmp_path: Path) -> None:
@@ -125,9 +129,7 @@ def test_random_split_is_seeded_and_complete(tmp_path: Path) -> None:
     dataset, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
     assert [len(part) for part in (dataset.train, dataset.valid, dataset.test)] == [70, 20, 10]
-    assert sorted(name_pairs(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test))) == sorted(
-        f"u{n % 10}-i{n}" for n in range(100)
-    )
+    assert sorted(name_pairs(dataset, merge_splits(dataset))) == sorted(f"u{n % 10}-i{n}" for n in range(100))
     assert name_pairs(dataset, dataset.test) == name_pairs(again, again.test)
     assert name_pairs(dataset, dataset.test) != name_pairs(other, other.test)
 
@@ -146,10 +148,8 @@ def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
 
     assert by_query(dataset.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
     assert by_query(dataset.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
-    assert by_query(dataset.train.merge_later(dataset.valid).merge_later(dataset.test)) == sizes
-    assert len(set(name_pairs(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test)))) == len(
-        users
-    )
+    assert by_query(merge_splits(dataset)) == sizes
+    assert len(set(name_pairs(dataset, merge_splits(dataset)))) == len(users)
     assert name_pairs(dataset, dataset.test) == name_pairs(again, again.test)
     assert name_pairs(dataset, dataset.test) != name_pairs(other, other.test)
     from_file = load(path, test=path, split=split)

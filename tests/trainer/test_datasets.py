@@ -30,11 +30,7 @@ def write(folder: Path, files: Files) -> Path:
     return folder
 
 
-def columns(table: pa.Table) -> dict[str, list[object]]:
-    return table.to_pydict()
-
-
-def flags(*genres: int) -> str:
+def mark_genres(*genres: int) -> str:
     return "|".join("1" if genre in genres else "0" for genre in range(19))
 
 
@@ -42,9 +38,9 @@ GROUPLENS_100K: Files = {
     "u.data": "196\t242\t3\t881250949\n186\t302\t5\t891717742\n",
     "u.user": "186|39|F|executive|00000\n196|49|M|writer|55105\n",
     "u.item": (
-        f"242|Kolya (1996)|24-Jan-1997||http://x|{flags(5)}\n"
-        f"302|Misérables, Les (1995)|01-Jan-1997||http://x|{flags(6, 10, 12)}\n"
-        f"303|Usual Suspects, The (1995)|01-Jan-1995||http://x|{flags()}\n"
+        f"242|Kolya (1996)|24-Jan-1997||http://x|{mark_genres(5)}\n"
+        f"302|Misérables, Les (1995)|01-Jan-1997||http://x|{mark_genres(6, 10, 12)}\n"
+        f"303|Usual Suspects, The (1995)|01-Jan-1995||http://x|{mark_genres()}\n"
     ).encode("latin-1"),
 }
 RECBOLE_100K: Files = {
@@ -59,7 +55,7 @@ RECBOLE_100K: Files = {
 
 @pytest.mark.parametrize("files", [GROUPLENS_100K, RECBOLE_100K], ids=["GroupLens", "RecBole"])
 def test_movielens_100k_is_the_same_from_both_sources(tmp_path: Path, files: Files) -> None:
-    tables = {name: columns(table) for name, table in movielens.read_100k(write(tmp_path, files)).items()}
+    tables = {name: table.to_pydict() for name, table in movielens.read_100k(write(tmp_path, files)).items()}
 
     assert tables["interactions"] == {
         "user_id": [196, 186], "item_id": [242, 302], "rating": [3, 5], "timestamp": [881250949, 891717742]
@@ -83,14 +79,14 @@ RATINGS = "".join(f"1::{item}::5::{1000 - item}\n" for item in range(10, 20)) + 
 def test_movielens_1m_from_grouplens_holds_out_each_user_s_latest_fifth(tmp_path: Path) -> None:
     tables = movielens.read_1m(write(tmp_path, SIDES_1M | {"ratings.dat": RATINGS}))
 
-    assert columns(tables["test"]) == {"user_id": [1, 1], "item_id": [11, 10]}
-    assert columns(tables["train"]) == {
+    assert tables["test"].to_pydict() == {"user_id": [1, 1], "item_id": [11, 10]}
+    assert tables["train"].to_pydict() == {
         "user_id": [1] * 8 + [2, 2], "item_id": [19, 18, 17, 16, 15, 14, 13, 12, 20, 10]
     }  # fmt: skip
-    assert columns(tables["users"]) == {
+    assert tables["users"].to_pydict() == {
         "user_id": [1, 2], "gender": ["F", "M"], "age": ["1", "56"], "occupation": ["10", "16"]
     }  # fmt: skip
-    assert columns(tables["items"]) == {
+    assert tables["items"].to_pydict() == {
         "item_id": [10, 20],
         "title": ["Toy Story (1995)", "Misérables, Les (1995)"],
         "genres": ["Animation|Children's", "Drama"],
@@ -100,8 +96,8 @@ def test_movielens_1m_from_grouplens_holds_out_each_user_s_latest_fifth(tmp_path
 def test_movielens_1m_from_a_published_split_has_movielens_ids(tmp_path: Path) -> None:
     tables = movielens.read_1m(write(tmp_path, SIDES_1M | {"train.txt": "0 9 19\n1 9\n", "test.txt": "0 4\n"}))
 
-    assert columns(tables["train"]) == {"user_id": [1, 1, 2], "item_id": [10, 20, 10]}
-    assert columns(tables["test"]) == {"user_id": [1], "item_id": [5]}
+    assert tables["train"].to_pydict() == {"user_id": [1, 1, 2], "item_id": [10, 20, 10]}
+    assert tables["test"].to_pydict() == {"user_id": [1], "item_id": [5]}
     assert tables["items"]["item_id"].type == tables["train"]["item_id"].type == pa.int64()
 
 
@@ -112,8 +108,8 @@ def test_gowalla_trains_on_valid_then_train(tmp_path: Path, with_valid: bool) ->
 
     users, items = (["0", "0", "1"], ["7", "8", "9"])
     extra = ["0"] if with_valid else []
-    assert columns(tables["train"]) == {"user_id": extra + users, "item_id": ["9"] * with_valid + items}
-    assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
+    assert tables["train"].to_pydict() == {"user_id": extra + users, "item_id": ["9"] * with_valid + items}
+    assert tables["test"].to_pydict() == {"user_id": ["1"], "item_id": ["7"]}
 
 
 def test_gowalla_with_a_shift_is_read_as_published_and_from_lists(tmp_path: Path) -> None:
@@ -123,14 +119,14 @@ def test_gowalla_with_a_shift_is_read_as_published_and_from_lists(tmp_path: Path
 
     for folder in (published, listed):
         tables = lists.read_gowalla_popularity(folder)
-        assert columns(tables["train"]) == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
-        assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
+        assert tables["train"].to_pydict() == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
+        assert tables["test"].to_pydict() == {"user_id": ["1"], "item_id": ["7"]}
 
 
 def test_beauty_from_sequences_keeps_their_order(tmp_path: Path) -> None:
     tables = lists.read_beauty(write(tmp_path, {"sequences.txt": "1 30 10 20\n2 10\n"}))
 
-    assert columns(tables["interactions"]) == {"user_id": ["1", "1", "1", "2"], "item_id": ["30", "10", "20", "10"]}
+    assert tables["interactions"].to_pydict() == {"user_id": ["1", "1", "1", "2"], "item_id": ["30", "10", "20", "10"]}
 
 
 def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
@@ -141,7 +137,7 @@ def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
     )
     tables = lists.read_beauty(write(tmp_path, {"reviews_Beauty_5.json.gz": gzip.compress(content.encode())}))
 
-    assert columns(tables["interactions"]) == {"user_id": ["A", "A", "B", "B"], "item_id": ["x", "y", "z", "x"]}
+    assert tables["interactions"].to_pydict() == {"user_id": ["A", "A", "B", "B"], "item_id": ["x", "y", "z", "x"]}
 
 
 @pytest.mark.parametrize(

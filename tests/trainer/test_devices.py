@@ -29,7 +29,7 @@ _HANGS_SECONDS = 600
 
 
 def start(*arguments: object, on: int) -> "subprocess.Popen[str]":
-    """Python on JAX with so many devices; output goes to a pipe."""
+    """Start Python on JAX with so many devices; output goes to a pipe."""
     jax = environment("jax")
     flags = f"{jax.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={on}"
     return subprocess.Popen(
@@ -38,14 +38,14 @@ def start(*arguments: object, on: int) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def coordinator() -> str:
-    """Where no other process listens."""
+def find_address() -> str:
+    """Return an address on which no process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[str]":
+def start_steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[str]":
     return start("-m", "tests.trainer.device_steps", folder, name, *more, on=on)
 
 
@@ -53,7 +53,7 @@ def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[
 def single_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the steps on one device; return the folder with results."""
     folder = tmp_path_factory.mktemp("devices")
-    wait(steps(folder, "1", 1))
+    wait(start_steps(folder, "1", 1))
     return folder
 
 
@@ -64,11 +64,11 @@ def test_several_devices_train_as_one(single_device: Path, name: str) -> None:
     """Tables and optimisers are split by rows. `resumed` trains its second half on three devices, from a checkpoint of
     two processes with two devices each."""
     if name == "resumed":
-        address = coordinator()
-        wait(*[steps(single_device, "processes", 2, address, number) for number in (0, 1)])
-        wait(steps(single_device, name, 3))
+        address = find_address()
+        wait(*[start_steps(single_device, "processes", 2, address, number) for number in (0, 1)])
+        wait(start_steps(single_device, name, 3))
     else:
-        wait(steps(single_device, name, int(name)))
+        wait(start_steps(single_device, name, int(name)))
     for run_name in (name, "processes") if name == "resumed" else (name,):
         alone, several = np.load(single_device / "1.npz"), np.load(single_device / f"{run_name}.npz")
         assert len(alone.files) == len(several.files) == 3 * 4
@@ -104,7 +104,7 @@ def test_a_step_moves_the_documented_bytes() -> None:
 @pytest.mark.process
 @pytest.mark.nightly
 def test_processes_rank_as_one(tmp_path: Path) -> None:
-    address = coordinator()
+    address = find_address()
     wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, address, number, on=1) for number in (0, 1)])
     alone_GNK, (alone_N,), ranked_rows = ranked()
     assert ranked_rows == [0, 1, 2, 3, 4]
@@ -121,8 +121,8 @@ def test_processes_with_different_data_are_refused(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     pq.write_table(tiny.clustered(users=40, items=16, per_user=8, seed=1), tmp_path / "others.parquet")
     others = ["--set", f"data.train={tmp_path / 'others.parquet'}"]
-    address = coordinator()
-    both = [fit(tmp_path, "out", address, number, *more) for number, more in enumerate(([], others))]
+    address = find_address()
+    both = [start_fit(tmp_path, "out", address, number, *more) for number, more in enumerate(([], others))]
     try:
         said_by = [process.communicate(timeout=_HANGS_SECONDS)[0] for process in both]
     finally:
@@ -146,8 +146,8 @@ main()
 """
 
 
-def fit(folder: Path, out: str, address: str, number: int, *more: object) -> "subprocess.Popen[str]":
-    """One of two processes of a job of `tiny.RECIPE`, two devices each."""
+def start_fit(folder: Path, out: str, address: str, number: int, *more: object) -> "subprocess.Popen[str]":
+    """Start one of two processes of a job of `tiny.RECIPE`, two devices each."""
     settings = ["training.epochs=8", "training.patience=0", "training.processes=2", "training.devices=all"]
     return start(
         "-c", FREQUENT_CHECKPOINTS, "fit", folder / "recipe.toml", "--out", folder / out,
@@ -157,17 +157,17 @@ def fit(folder: Path, out: str, address: str, number: int, *more: object) -> "su
     )  # fmt: skip
 
 
-def finished(folder: Path, out: str) -> Path:
-    """The bundle of two processes that end by themselves."""
-    address = coordinator()
-    wait(*[fit(folder, out, address, number) for number in (0, 1)])
+def finish_job(folder: Path, out: str) -> Path:
+    """Return the bundle of two processes that end by themselves."""
+    address = find_address()
+    wait(*[start_fit(folder, out, address, number) for number in (0, 1)])
     return folder / out
 
 
-def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int, str]:
+def kill_one(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int, str]:
     """Kill one of two processes once checkpoints are numbered higher; return the other's exit code and output."""
-    address = coordinator()
-    both = [fit(folder, out, address, number) for number in (0, 1)]
+    address = find_address()
+    both = [start_fit(folder, out, address, number) for number in (0, 1)]
     select = folder / f"{out}.work" / "select"
     until = time.monotonic() + _HANGS_SECONDS
     try:
@@ -186,10 +186,10 @@ def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int
 @pytest.mark.nightly
 def test_a_lost_process_ends_the_other_and_the_job_resumes(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
-    uninterrupted = finished(tmp_path, "whole")
+    uninterrupted = finish_job(tmp_path, "whole")
 
     for victim, later_than in ((0, 4), (1, 15)):
-        code, output = killed(tmp_path, "cut", victim, later_than=later_than)
+        code, output = kill_one(tmp_path, "cut", victim, later_than=later_than)
         if code == -signal.SIGABRT:  # JAX ends processes that have lost another, too, and may be the first to see it
             assert "another task died" in output
         else:
@@ -197,7 +197,7 @@ def test_a_lost_process_ends_the_other_and_the_job_resumes(tmp_path: Path) -> No
             assert clean_output(output) == LOST.format(1 - victim)
         assert not (tmp_path / "cut").exists()
 
-    cut = finished(tmp_path, "cut")
+    cut = finish_job(tmp_path, "cut")
     for name in ("metrics.json", "history.json", "embeddings.npy"):
         assert (cut / name).read_bytes() == (uninterrupted / name).read_bytes()
     assert len(json.loads((cut / "history.json").read_text())["losses"]) == 8

@@ -56,17 +56,6 @@ def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expect
     np.testing.assert_allclose(compact, expected, rtol=1e-6)
 
 
-def test_repeated_rows_of_a_bag_count_twice() -> None:
-    table = EmbeddingTable(2, 2, scale=0.0, seed=0, name="table")
-    table.table.assign([[1, 2], [3, 5]])
-    bag, weights = WeightedBag(table, "sum", name="bag"), np.float32([[1, 2, 4]])
-
-    np.testing.assert_allclose(bag(np.int32([[1, 0, 1]]), weights), [[5 * 3 + 2, 5 * 5 + 4]])
-    with compact_rows([table], [ops.convert_to_tensor(table.table)]):
-        dense = bag(ops.convert_to_tensor(np.int32([[1, 0, 1]])), ops.convert_to_tensor(weights))
-    np.testing.assert_allclose(dense, [[17, 29]])
-
-
 def test_sums_of_bags_differentiate_by_every_entry_of_a_row() -> None:
     """Row 0 is in both bags, once with 2 and twice with 1 and 4; row 2 is in none; padding has weight 0."""
     rows = ops.convert_to_tensor(np.float32([[1, 2], [3, 5], [7, 7]]))

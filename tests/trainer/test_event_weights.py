@@ -125,7 +125,7 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     return built
 
 
-def names_of(bundle: Bundle) -> list[str]:
+def list_names(bundle: Bundle) -> list[str]:
     names: list[str] = bundle.labels.ids.to_pylist()
     return names
 
@@ -164,9 +164,9 @@ def test_refreshes_weigh_as_training_does(name: str, releases: Releases, rows: l
     bundle = releases.open(name if name in releases.names() else str(releases.current())).bundle
     assert bundle.cooccurrence is not None
     assert bundle.forecast is not None
-    degrees = dict(zip(names_of(bundle), bundle.cooccurrence.degrees_L.tolist(), strict=True))
+    degrees = dict(zip(list_names(bundle), bundle.cooccurrence.degrees_L.tolist(), strict=True))
     assert degrees == pytest.approx(largest(rows, of_column=True))
-    sums = dict(zip(names_of(bundle), bundle.forecast.sums[:, 0].tolist(), strict=True))
+    sums = dict(zip(list_names(bundle), bundle.forecast.sums[:, 0].tolist(), strict=True))
     assert sums == pytest.approx(largest(rows, of_column=False))
     expected = releases.open("whole").bundle.cooccurrence
     assert expected is not None
@@ -180,7 +180,7 @@ def test_negative_events_are_remembered(name: str, recipe: Recipe, releases: Rel
         memory, names = remember_queries(recipe, dataset, dataset.train), dataset.label_ids.to_pylist()
     else:
         bundle = releases.open(name if name in releases.names() else str(releases.current())).bundle
-        memory, names = bundle.remembered, names_of(bundle)
+        memory, names = bundle.remembered, list_names(bundle)
     assert memory is not None
     memory.check(len(names))
     for user, items in refused(rows).items():

@@ -28,7 +28,7 @@ def encode(dataset: Dataset, *query: dict[str, Any], label: list[dict[str, Any]]
     )  # fmt: skip
 
 
-def with_queries(**columns: Any) -> Dataset:
+def describe_queries(**columns: Any) -> Dataset:
     """Queries u0 … u3 with a feature table; u0 and u1 occur in training."""
     return tiny.dataset(tiny.pairs((0, 0), (0, 1), (1, 0)), queries=4, labels=3, query_table=pa.table(columns))
 
@@ -40,7 +40,7 @@ def inputs(dataset: Dataset, feature: dict[str, Any]) -> dict[str, list[object]]
 
 
 def test_own_id_is_in_the_vocabulary_if_it_occurs_in_training() -> None:
-    encoding = encode(with_queries(), tiny.USER)
+    encoding = encode(describe_queries(), tiny.USER)
 
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
     assert encoding.query.query_inputs(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
@@ -49,19 +49,19 @@ def test_own_id_is_in_the_vocabulary_if_it_occurs_in_training() -> None:
 
 
 def test_held_out_and_rare_categories_are_unknown() -> None:
-    dataset = with_queries(job=["x", "y", "z", "x"])
+    dataset = describe_queries(job=["x", "y", "z", "x"])
 
     assert inputs(dataset, {"name": "job", "kind": "id"}) == {"job": [1, 2, 0, 1]}
     assert inputs(dataset, {"name": "job", "kind": "id", "min_count": 2}) == {"job": [0, 0, 0, 0]}
 
 
 def test_bags_are_lists_maps_or_separated_strings() -> None:
-    lists = with_queries(tags=[["a", "b"], ["c"], [], None])
-    strings = with_queries(tags=["a|b", "c", "", None])
-    maps = with_queries(
+    lists = describe_queries(tags=[["a", "b"], ["c"], [], None])
+    strings = describe_queries(tags=["a|b", "c", "", None])
+    maps = describe_queries(
         tags=pa.array([[("a", 0.5), ("b", -2)], [("c", 3)], [], None], pa.map_(pa.string(), pa.float64()))
     )
-    large = with_queries(tags=pa.array([["a", "b"], ["c"], [], None], pa.large_list(pa.large_string())))
+    large = describe_queries(tags=pa.array([["a", "b"], ["c"], [], None], pa.large_list(pa.large_string())))
     feature = {"name": "tags", "kind": "bag"}
     ids = [[1, 2], [3, 0], [0, 0], [0, 0]]
 
@@ -85,11 +85,11 @@ def test_bags_are_lists_maps_or_separated_strings() -> None:
 )
 def test_joined_values_are_trimmed_and_lists_as_text_are_lists(tags: list[str | None], separator: str | None) -> None:
     feature = {"name": "tags", "kind": "bag", "separator": separator}
-    encoding = encode(with_queries(tags=tags), feature)
+    encoding = encode(describe_queries(tags=tags), feature)
 
     assert encoding.vocabularies["tags"].ids.to_pylist() == ["a", "b", "c"]
     assert encoding.query_features[0].separator == separator
-    assert inputs(with_queries(tags=tags), feature)["tags"] == [[1, 2], [3, 0], [0, 0], [0, 0]]
+    assert inputs(describe_queries(tags=tags), feature)["tags"] == [[1, 2], [3, 0], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_joined_values_are_trimmed_and_lists_as_text_are_lists(tags: list[str | 
     ],
 )
 def test_ids_of_any_type_are_text(job: Any, ids: list[str]) -> None:
-    encoding = encode(with_queries(job=job), {"name": "job", "kind": "id"})
+    encoding = encode(describe_queries(job=job), {"name": "job", "kind": "id"})
     encoded = encoding.query.query_inputs(np.arange(4, dtype=np.int32))
     reader = FeatureReader(encoding.query_features, encoding.vocabularies)
     requests = [value if isinstance(value, str | bool) else float(str(value)) for value in job[:2]]
@@ -117,13 +117,13 @@ def test_ids_of_any_type_are_text(job: Any, ids: list[str]) -> None:
 
 
 def test_list_entries_are_ids() -> None:
-    encoding = encode(with_queries(tags=[[39.0, 0.5], [], None, []]), {"name": "tags", "kind": "bag"})
+    encoding = encode(describe_queries(tags=[[39.0, 0.5], [], None, []]), {"name": "tags", "kind": "bag"})
 
     assert encoding.vocabularies["tags"].ids.to_pylist() == ["39", "0.5"]
 
 
 def test_text_is_hashed_as_the_service_hashes_it() -> None:
-    dataset = with_queries(title=["Toy STORY", "toy", "", None])
+    dataset = describe_queries(title=["Toy STORY", "toy", "", None])
     encoded = inputs(dataset, {"name": "title", "kind": "text", "hash_rows": 50})
 
     toy, story = hash_token("toy", 50), hash_token("story", 50)
@@ -135,7 +135,7 @@ def test_text_is_hashed_as_the_service_hashes_it() -> None:
 
 @pytest.mark.parametrize("values", [[2.0, 6.0, None, 100.0], [2, 6, None, 100], [2.0, 6.0, float("nan"), 100.0]])
 def test_numbers_are_raw_with_the_training_mean_where_missing(values: list[float | None]) -> None:
-    encoding = encode(with_queries(age=values), {"name": "age", "kind": "number"})
+    encoding = encode(describe_queries(age=values), {"name": "age", "kind": "number"})
 
     assert encoding.query.query_inputs(np.int32([0, 1, 2, 3]))["age"].tolist() == [2, 6, 4, 100]
     assert encoding.numbers == {"age": (4.0, 2.0)}, "mean and deviation of queries that occur in training"
@@ -146,13 +146,13 @@ def test_numbers_are_standardised_in_the_tower() -> None:
     job = tiny.recipe(
         query={"features": [{"name": "age", "kind": "number"}]}, model={"dim": 1, "similarity": "dot"}
     )  # fmt: skip
-    model = tiny.model(job, with_queries(age=[2.0, 6.0, None, 100.0]), batch_size=2)
+    model = tiny.model(job, describe_queries(age=[2.0, 6.0, None, 100.0]), batch_size=2)
 
     assert model.embed_queries({"age": np.float32([2, 4, 6, 100])}).ravel().tolist() == [-1, 0, 1, 48]
 
 
 def test_features_of_one_table_share_its_vocabulary() -> None:
-    dataset = with_queries(first=["x", "y", "x", "x"], second=["z", "x", "q", "x"])
+    dataset = describe_queries(first=["x", "y", "x", "x"], second=["z", "x", "q", "x"])
     features = [{"name": name, "kind": "id", "table": "words"} for name in ("first", "second")]
     encoding = encode(dataset, *features)
 
@@ -188,7 +188,7 @@ BAD_COLUMNS = {
 
 @pytest.mark.parametrize(("columns", "feature", "message"), BAD_COLUMNS.values(), ids=BAD_COLUMNS)
 def test_column_of_a_wrong_type_is_refused(columns: dict[str, Any], feature: dict[str, Any], message: str) -> None:
-    dataset = with_queries(**columns) if columns else tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
+    dataset = describe_queries(**columns) if columns else tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
 
     with pytest.raises(DataError, match=f"feature '{feature['name']}'.*{message}"):
         encode(dataset, feature)
@@ -338,7 +338,7 @@ def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> No
     )
     outcomes = []
     for column in (numbers, texts):
-        dataset = with_queries(tags=column)
+        dataset = describe_queries(tags=column)
         encoding = encode(dataset, {"name": "tags", "kind": "bag", "unknown_rate": 0})
         encoded = encoding.query.query_inputs(np.arange(4, dtype=np.int32))
         outcomes.append(

@@ -43,7 +43,7 @@ def choice(user: object, label: object, **more: Any) -> dict[str, Any]:
     return row | more
 
 
-def export(folder: Path, *rows: dict[str, Any], label_id: str = "item_id", **features: pa.DataType) -> Path:
+def write_export(folder: Path, *rows: dict[str, Any], label_id: str = "item_id", **features: pa.DataType) -> Path:
     """What `longtail-serve export-feedback` writes."""
     schema = pa.schema({**FEATURES, **features, "label": TEXT, **COLUMNS})
     table = pa.Table.from_pylist(list(rows), schema)
@@ -53,7 +53,7 @@ def export(folder: Path, *rows: dict[str, Any], label_id: str = "item_id", **fea
     return folder / "fb.parquet"
 
 
-def log(folder: Path, **more: Any) -> Path:
+def write_log(folder: Path, **more: Any) -> Path:
     """Ratings as MovieLens has them: integers, and seconds since 1970."""
     columns = tiny.clustered(users=30, items=20, per_user=10, seed=1).to_pydict()
     rows = len(columns["user_id"])
@@ -63,10 +63,10 @@ def log(folder: Path, **more: Any) -> Path:
 
 
 def test_an_export_s_text_ids_are_a_log_s_integers(tmp_path: Path) -> None:
-    """F5 (a) and (c): also beside an integer label table, where whole floats are integers."""
+    """Also beside a label table with integers, where whole floats are integers."""
     pq.write_table(pa.table({"user_id": [1, 2], "item_id": [42.0, 7.0]}), tmp_path / "log.parquet")
     pq.write_table(pa.table({"item_id": [42, 7, 9], "year": [1990, 1991, 1992]}), tmp_path / "items.parquet")
-    exported = export(tmp_path, choice(2, 42), choice(3, 9))
+    exported = write_export(tmp_path, choice(2, 42), choice(3, 9))
 
     both = load([tmp_path / "log.parquet", exported], labels=tmp_path / "items.parquet")
     assert sorted(name_pairs(both)) == ["1-42", "2-42", "2-7", "3-9"]
@@ -80,8 +80,8 @@ def test_an_export_s_text_ids_are_a_log_s_integers(tmp_path: Path) -> None:
 
 
 def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
-    """F5 (b): one quiet night does not fail the training of all."""
-    clicks, exported = log(tmp_path), export(tmp_path)
+    """One quiet night does not fail the training of all."""
+    clicks, exported = write_log(tmp_path), write_export(tmp_path)
     settings = {"timestamp": "timestamp", "weight": "debiased_weight"}
 
     dataset, expected = load([clicks, exported], **settings), load(clicks, timestamp="timestamp")
@@ -94,8 +94,8 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
 
 
 def test_export_columns_replace_recipe_columns(tmp_path: Path) -> None:
-    clicks = log(tmp_path, kind=["view"] * 300, stars=[2.0] * 300, seen=[[1, 2]] * 300)
-    exported = export(tmp_path, choice(1, 1), choice(500, 2, event="buy", impressions=None), label_id="label_id")
+    clicks = write_log(tmp_path, kind=["view"] * 300, stars=[2.0] * 300, seen=[[1, 2]] * 300)
+    exported = write_export(tmp_path, choice(1, 1), choice(500, 2, event="buy", impressions=None), label_id="label_id")
     dataset = load(
         [clicks, exported], timestamp="timestamp", weight="stars", impressions="seen",
         events={"column": "kind", "weights": {"view": 1, "click": 1, "buy": 3}},
@@ -111,7 +111,7 @@ def test_export_columns_replace_recipe_columns(tmp_path: Path) -> None:
 
 
 def test_log_rows_weigh_1_next_to_propensities(tmp_path: Path) -> None:
-    train = [log(tmp_path), export(tmp_path, choice(1, 1), choice(1, 2))]
+    train = [write_log(tmp_path), write_export(tmp_path, choice(1, 1), choice(1, 2))]
     dataset = load(train, timestamp="timestamp", weight="debiased_weight", impressions="impressions")
 
     assert sorted(dataset.train.weights) == [1.0] * 300 + [4.0] * 2
@@ -127,7 +127,7 @@ def test_log_rows_weigh_1_next_to_propensities(tmp_path: Path) -> None:
 
 
 def test_dates_mixed_with_plain_numbers_are_refused(tmp_path: Path) -> None:
-    train = [log(tmp_path, timestamp=list(range(300))), export(tmp_path, choice(1, 1))]
+    train = [write_log(tmp_path, timestamp=list(range(300))), write_export(tmp_path, choice(1, 1))]
 
     with pytest.raises(DataError, match=r"data.timestamp: expected seconds, .* since 1970 in .*log.parquet, as there"):
         load(train, timestamp="timestamp")
@@ -137,8 +137,8 @@ def test_features_of_the_request_are_read_from_both(tmp_path: Path) -> None:
     """Integers, lists of them and dates as an export has them, text; a feature of a reserved name; one not sent."""
     days = [START.replace(tzinfo=None)] * 300
     ids = pa.array([[1, 2]] * 300, pa.large_list(pa.int64()))
-    clicks = log(tmp_path, page=[7] * 300, history=ids, born=days, unit=["x"] * 300, age=[1] * 300)
-    exported = export(tmp_path, choice(1, 1, born="2026-01-02", feature_unit="y"), born=TEXT, feature_unit=TEXT)
+    clicks = write_log(tmp_path, page=[7] * 300, history=ids, born=days, unit=["x"] * 300, age=[1] * 300)
+    exported = write_export(tmp_path, choice(1, 1, born="2026-01-02", feature_unit="y"), born=TEXT, feature_unit=TEXT)
     data = DataConfig(train=[clicks, exported], query_id="user_id", label_id="item_id", timestamp="timestamp")
 
     dataset = load_dataset(data, seed=0, context=["page", "history", "born", "unit", "age"])
@@ -161,7 +161,7 @@ def test_an_export_alone_becomes_a_recipe(tmp_path: Path, label_id: str) -> None
         choice(rng.integers(20), rng.integers(30), page=f"p{row % 40}", time=START + timedelta(hours=row))
         for row in range(400)
     ]
-    roles = draft_recipe(export(tmp_path, *rows, label_id=label_id), tmp_path / "r.toml")
+    roles = draft_recipe(write_export(tmp_path, *rows, label_id=label_id), tmp_path / "r.toml")
 
     assert (roles.query_id, roles.label_id, roles.timestamp, roles.event) == ("user_id", label_id, "time", None)
     recipe = load_recipe(tmp_path / "r.toml")
@@ -175,12 +175,12 @@ def test_an_export_alone_becomes_a_recipe(tmp_path: Path, label_id: str) -> None
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_log_and_an_export_train_in_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clicks = log(tmp_path, action=["view", "purchase"] * 150)
+    clicks = write_log(tmp_path, action=["view", "purchase"] * 150)
     rows = [
         choice(row % 30, row % 20, event="shared", impressions=None, time=START + timedelta(hours=row))
         for row in range(30)
     ]
-    exported, recipe = export(tmp_path, *rows), tmp_path / "recipe.toml"
+    exported, recipe = write_export(tmp_path, *rows), tmp_path / "recipe.toml"
 
     code, _, errors = run(capsys, "init", clicks, exported, "--out", recipe)
     assert (code, "label id  item_id" in errors) == (0, True)

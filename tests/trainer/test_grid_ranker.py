@@ -16,7 +16,7 @@ GRID = np.linspace(0, 1, 11)[:, None]
 TWO_LINES = np.array([*((at, 0) for at in (-1, 0, 0.5, 1)), *((0.5, at) for at in (-1, 0.25, 2))])
 
 
-class Case(NamedTuple):
+class RankingCase(NamedTuple):
     """Values float32 [B, L], columns [L, X], weights [G, X], list length, and excluded (query, label), int [n, 2]."""
 
     value_BL: Float32
@@ -66,39 +66,39 @@ def crowded(labels: int) -> Float32:
 rounded = np.round(zipf(3000) * 4) / 4
 two_columns = np.concatenate([zipf(3000), np.random.default_rng(6).standard_normal((3000, 1))], axis=1)
 CASES = {
-    "zipf": Case(normal(3000), zipf(3000), GRID, 3),
-    "2000 labels": Case(normal(2000), zipf(2000), GRID, 7),
-    "groups of one label": Case(normal(100), zipf(100), GRID, 20),
-    "last group not full": Case(normal(3001), zipf(3001), GRID, 3),
-    "fewer labels than k": Case(normal(5), zipf(5), GRID, 9),
-    "one label": Case(normal(1), zipf(1), GRID, 1),
-    "two lines": Case(normal(3000), two_columns, TWO_LINES, 3),
-    "one setting": Case(normal(3000), zipf(3000), GRID[3:4], 3),
-    "a column that moves nothing": Case(normal(3000), zipf(3000), GRID[:1], 3),
-    "far beyond the grid": Case(normal(3000), zipf(3000), np.array([[-1e6], [-3.0], [0], [1e-9], [1e6]]), 3),
-    "equal scores": Case(steps(3000), rounded, GRID[[0, 5, 10]], 3),
-    "all scores equal": Case(np.zeros((9, 3000), np.float32), np.zeros((3000, 1)), GRID, 3),
-    "one query of equal scores": Case(normal_but_one_query(3000), np.zeros((3000, 1)), GRID, 3),
-    "setting undoes the value": Case(np.tile(np.float32(-rounded.T), (9, 1)), rounded, GRID[[0, 5, 10]], 3),
-    "every label twice": Case(np.tile(normal(1500), 2), np.tile(zipf(1500), (2, 1)), GRID, 3),
-    "zeros of both signs": Case(np.tile(np.float32([-1, -0.0, 0]), (9, 1000)), zipf(3000), GRID[:1], 5),
-    "high values in one group": Case(crowded(3000), zipf(3000), GRID, 3),
-    "half excluded": Case(normal(3000), zipf(3000), GRID, 3, exclude_half(3000)),
-    "half excluded, few labels": Case(steps(50), rounded[:50], GRID, 40, exclude_half(50)),
-    "all excluded": Case(normal(3000), zipf(3000), GRID, 3, exclude_rows(slice(9), 3000)),
-    "all excluded for one query": Case(normal(3000), zipf(3000), GRID, 3, exclude_rows(slice(4, 5), 3000)),
-    "numbers far from 0": Case(normal(3000) * np.float32(1e-3) + np.float32(4e3), zipf(3000) - 1e5, GRID, 3),
+    "zipf": RankingCase(normal(3000), zipf(3000), GRID, 3),
+    "2000 labels": RankingCase(normal(2000), zipf(2000), GRID, 7),
+    "groups of one label": RankingCase(normal(100), zipf(100), GRID, 20),
+    "last group not full": RankingCase(normal(3001), zipf(3001), GRID, 3),
+    "fewer labels than k": RankingCase(normal(5), zipf(5), GRID, 9),
+    "one label": RankingCase(normal(1), zipf(1), GRID, 1),
+    "two lines": RankingCase(normal(3000), two_columns, TWO_LINES, 3),
+    "one setting": RankingCase(normal(3000), zipf(3000), GRID[3:4], 3),
+    "a column that moves nothing": RankingCase(normal(3000), zipf(3000), GRID[:1], 3),
+    "far beyond the grid": RankingCase(normal(3000), zipf(3000), np.array([[-1e6], [-3.0], [0], [1e-9], [1e6]]), 3),
+    "equal scores": RankingCase(steps(3000), rounded, GRID[[0, 5, 10]], 3),
+    "all scores equal": RankingCase(np.zeros((9, 3000), np.float32), np.zeros((3000, 1)), GRID, 3),
+    "one query of equal scores": RankingCase(normal_but_one_query(3000), np.zeros((3000, 1)), GRID, 3),
+    "setting undoes the value": RankingCase(np.tile(np.float32(-rounded.T), (9, 1)), rounded, GRID[[0, 5, 10]], 3),
+    "every label twice": RankingCase(np.tile(normal(1500), 2), np.tile(zipf(1500), (2, 1)), GRID, 3),
+    "zeros of both signs": RankingCase(np.tile(np.float32([-1, -0.0, 0]), (9, 1000)), zipf(3000), GRID[:1], 5),
+    "high values in one group": RankingCase(crowded(3000), zipf(3000), GRID, 3),
+    "half excluded": RankingCase(normal(3000), zipf(3000), GRID, 3, exclude_half(3000)),
+    "half excluded, few labels": RankingCase(steps(50), rounded[:50], GRID, 40, exclude_half(50)),
+    "all excluded": RankingCase(normal(3000), zipf(3000), GRID, 3, exclude_rows(slice(9), 3000)),
+    "all excluded for one query": RankingCase(normal(3000), zipf(3000), GRID, 3, exclude_rows(slice(4, 5), 3000)),
+    "numbers far from 0": RankingCase(normal(3000) * np.float32(1e-3) + np.float32(4e3), zipf(3000) - 1e5, GRID, 3),
 }  # fmt: skip
 
 
-def compute_values(case: Case, ranker: GridRanker) -> Values:
+def compute_values(case: RankingCase, ranker: GridRanker) -> Values:
     def write(chunk: slice, values: Float32) -> None:
         values[:] = case.value_BL[:, ranker.order[chunk]].T
 
     return ranker.values(len(case.value_BL), write, case.excluded)
 
 
-def sort_scores(case: Case) -> Int32:
+def sort_scores(case: RankingCase) -> Int32:
     """All labels by score, equal scores by row."""
     tops = []
     for weights_X in case.weights_GX:
@@ -112,7 +112,7 @@ def sort_scores(case: Case) -> Int32:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_lists_equal_a_full_ranking(case: Case) -> None:
+def test_lists_equal_a_full_ranking(case: RankingCase) -> None:
     ranker = GridRanker(case.columns_LX, case.weights_GX, case.k)
 
     np.testing.assert_array_equal(ranker.lists(compute_values(case, ranker)), sort_scores(case))

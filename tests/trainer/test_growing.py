@@ -60,31 +60,22 @@ def metrics(held_out: Pairs = HELD_OUT, **changes: Any) -> dict[str, float]:
     return {name: interval.value for name, interval in point.metrics.items()}
 
 
-def test_every_event_is_found_from_the_pairs_before_it() -> None:
+@pytest.mark.parametrize(
+    ("changes", "events"),
+    [({}, 4), ({"exclude_seen": False}, 6), ({"least_history": 1}, 3), ({"least_history": 2}, 2)],
+)
+def test_every_event_is_found_from_the_pairs_before_it(changes: dict[str, Any], events: int) -> None:
     """Events 1 and 3 choose labels of their history. Of the others, with history left out:
 
     0 after 4, 1: list 0, 2, finds 2 second. 2 after nothing: list 0, 1, misses 3. 4 after 3, 3: list 0, 1, finds 0
-    first. 5 after 0: list 1, 2, misses 5.
+    first. 5 after 0: list 1, 2, misses 5. With seen labels, all six events have the list 0, 1: event 1 finds 1 second,
+    event 4 finds 0 first. Histories have 2, 3, 0, 1, 2 and 1 pairs: at least 1 leaves events 0, 4 and 5, 2 leaves 0
+    and 4.
     """
-    figures = metrics()
-    assert figures["recall@1"] == 1 / 4
-    assert figures["recall@2"] == figures["hit_rate@2"] == 2 / 4
-    assert figures["mrr@2"] == (1 / 2 + 1) / 4
-
-
-def test_a_label_may_be_the_next_one_again_if_seen_labels_are_allowed() -> None:
-    """All six events have the list 0, 1: event 1 finds 1 second, event 4 finds 0 first."""
-    figures = metrics(exclude_seen=False)
-    assert figures["recall@1"] == pytest.approx(1 / 6)
-    assert figures["recall@2"] == pytest.approx(2 / 6)
-    assert figures["mrr@2"] == pytest.approx((1 / 2 + 1) / 6)
-
-
-@pytest.mark.parametrize(("least", "recall", "mrr"), [(1, 2 / 3, 1.5 / 3), (2, 1, 1.5 / 2)])
-def test_events_with_too_few_earlier_pairs_are_left_out(least: int, recall: float, mrr: float) -> None:
-    """Histories have 2, 3, 0, 1, 2 and 1 pairs: 1 leaves events 0, 4 and 5 to find, 2 leaves 0 and 4."""
-    figures = metrics(least_history=least)
-    assert (figures["recall@2"], figures["mrr@2"]) == (pytest.approx(recall), pytest.approx(mrr))
+    figures = metrics(**changes)
+    assert figures["recall@1"] == pytest.approx(1 / events)
+    assert figures["recall@2"] == figures["hit_rate@2"] == pytest.approx(2 / events)
+    assert figures["mrr@2"] == pytest.approx((1 + 1 / 2) / events)
 
 
 def test_nothing_to_find_after_enough_pairs_is_an_error() -> None:

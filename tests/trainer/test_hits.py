@@ -190,29 +190,17 @@ def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
 BEST = {"name": "minimum_variance", "negatives": 2}
 
 
-UNIFORM = {"name": "uniform", "negatives": 2, "shared": False}
 TREE = {"name": "adversarial", "negatives": 1}
+PAIRWISE = {"name": "logistic", "pairwise": True}
 
 
 @pytest.mark.parametrize(
     ("loss", "calibrated_at"),
-    [
-        ({"family": "logistic"}, 1), ({"family": "logistic", "weight": "importance"}, 0),
-        ({"family": "logistic", "sampler": UNIFORM}, 0), ({"family": "nce"}, 0), ({"weight": "importance"}, 0),
-        ({"weight": "tail"}, 1), ({"sampler": {"name": "full"}}, 0),
-        ({"family": {"name": "logistic", "pairwise": True}}, 1),
-        ({"family": "augment_and_reduce", "weight": "importance"}, 0), ({"family": "nce", "reweight": 1}, 1),
-        ({"family": "logistic", "sampler": {"name": "adversarial", "negatives": 1}}, 1),
-        ({"family": "nce", "sampler": {"name": "adversarial", "negatives": 1}}, 0),
-        ({"weight": "tail", "sampler": {"name": "model", "negatives": 2}}, 1),
-        ({"weight": {"name": "logit_adjusted", "tau": 0}}, 0), ({"weight": "importance", "sampler": BEST}, 0),
-        ({"family": {"name": "logistic", "pairwise": True}, "weight": {"name": "adaptive", "exponent": 0}}, 0),
-    ],
-)  # fmt: skip
-def test_likelihoods_need_calibrated_scores(loss: dict[str, Any], calibrated_at: float) -> None:
-    recipe = tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5, float(calibrated_at)]})
-
-    assert recipe.loss.calibrated_at == calibrated_at
+    [({"weight": "importance"}, 0), ({"family": "logistic"}, 1), ({"family": "logistic", "sampler": TREE}, 1)],
+)
+def test_likelihoods_need_the_setting_where_scores_are_calibrated(loss: dict[str, Any], calibrated_at: float) -> None:
+    """`test_implied_noise` checks `calibrated_at` of every loss by its noise."""
+    tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5, float(calibrated_at)]})
     with pytest.raises(ValueError, match=rf"bias_removal: expected {calibrated_at}.0 in it, where scores are log-prob"):
         tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5]})
 
@@ -228,15 +216,13 @@ def test_likelihoods_need_calibrated_scores(loss: dict[str, Any], calibrated_at:
         ({"family": "logistic", "hits": "mask"}, "with hits 'mask', 'logistic' does not converge"),
         ({"weight": "importance", "hits": "mask_known"}, "with hits 'mask_known', 'softmax' does not converge"),
         ({"weight": "importance", "mining": {"keep": 2}}, "mining weighs a negative by its rank"),
+        ({"weight": "importance", "top_k": {"k": 2}}, "top_k weighs pairs by their own scores"),
         ({"family": "logistic", "weight": {"name": "equalised", "threshold": 0.1}}, "below the weight's threshold"),
         ({"family": "logistic", "sampler": {"name": "model", "negatives": 2}}, "what sampler 'model' draws by"),
         ({"family": "logistic", "weight": "importance", "sampler": BEST}, "with hits 'mask', 'logistic' does not"),
         ({"family": "logistic", "weight": "tail", "sampler": TREE}, "is not the tree alone"),
         ({"family": "logistic", "sampler": TREE, "reweight": 0.5}, "is not the tree alone"),
-        (
-            {"family": {"name": "logistic", "pairwise": True}, "weight": "relative", "sampler": TREE},
-            "is not the tree alone",
-        ),
+        ({"family": PAIRWISE, "weight": "relative", "sampler": TREE}, "is not the tree alone"),
     ],
 )
 def test_likelihoods_of_uncalibrated_scores_are_refused(loss: dict[str, Any], reason: str) -> None:

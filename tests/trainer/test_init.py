@@ -519,7 +519,7 @@ def test_lookalikes(ids: list[str], listed: list[str], pair: tuple[str, str] | N
 # What passes
 
 
-def times_of_a_log(rows: int = 8_000, days: int = 80) -> tuple[np.ndarray, np.ndarray]:
+def draw_times(rows: int = 8_000, days: int = 80) -> tuple[np.ndarray, np.ndarray]:
     """A rising time for each row, and noise in which label of ten is wanted."""
     rng = np.random.default_rng(3)
     return np.sort(rng.uniform(0, days, rows)), rng.integers(0, 10, rows)
@@ -542,7 +542,7 @@ def drafted(tmp_path: Path, labels_N: np.ndarray, days_N: np.ndarray, *, describ
 
 
 def test_drifting_log_gets_a_prior(tmp_path: Path) -> None:
-    days_N, noise_N = times_of_a_log()
+    days_N, noise_N = draw_times()
     recipe, text = drafted(tmp_path, 10 * (days_N // 10).astype(int) + noise_N, days_N)
 
     assert recipe.prior.kind in ("decayed", "forecast")
@@ -551,7 +551,7 @@ def test_drifting_log_gets_a_prior(tmp_path: Path) -> None:
 
 
 def test_stationary_log_keeps_the_training_prior(tmp_path: Path) -> None:
-    days_N, noise_N = times_of_a_log()
+    days_N, noise_N = draw_times()
     recipe, text = drafted(tmp_path, noise_N, days_N)
 
     assert recipe.prior.kind == "count"
@@ -560,7 +560,7 @@ def test_stationary_log_keeps_the_training_prior(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_drifting_log_gets_periods(tmp_path: Path, passes: bool) -> None:
-    days_N, noise_N = times_of_a_log()
+    days_N, noise_N = draw_times()
     labels_N = 10 * (days_N // 10).astype(int) + noise_N if passes else noise_N
     recipe, _ = drafted(tmp_path, labels_N, days_N, described=True)
     assert recipe.training.periods == (8 if passes else 1)

@@ -45,7 +45,7 @@ def trained(recipe: Any, *, steps: int = 4) -> tuple[TwoTower, Encoding]:
     return model, encoding
 
 
-def queries_of(model: TwoTower, histories: list[list[int]]) -> np.ndarray:
+def embed_histories(model: TwoTower, histories: list[list[int]]) -> np.ndarray:
     """Embeddings of histories by rows of the vocabulary, which are label rows + 1."""
     ids = np.zeros((len(histories), max(map(len, histories))), np.int32)
     weights = np.zeros(ids.shape, np.float32)
@@ -63,7 +63,7 @@ def test_label_embeddings_of_plain_ids_equal_the_shared_table(similarity: str) -
     assert list(tower_model.tables) == ["item_id"]
     tower_model.embed_labels()
     histories = [[1], [5], [6]]
-    np.testing.assert_allclose(queries_of(tower_model, histories), queries_of(shared, histories), rtol=1e-6)
+    np.testing.assert_allclose(embed_histories(tower_model, histories), embed_histories(shared, histories), rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -76,8 +76,10 @@ def test_label_embeddings_have_the_gradient_of_the_shared_table(accumulate: int)
     np.testing.assert_allclose(table, np.asarray(shared.tables["item_id"].table), atol=1e-6)
     np.testing.assert_allclose(tower_model.embed_labels(), shared.embed_labels(), atol=1e-6)
     histories = [[1, 2], [0], [3, 4, 5]]
-    np.testing.assert_allclose(queries_of(tower_model, histories[::2]), queries_of(shared, histories[::2]), atol=1e-6)
-    assert not queries_of(tower_model, histories)[1].any(), "an id that no label has says nothing"
+    np.testing.assert_allclose(
+        embed_histories(tower_model, histories[::2]), embed_histories(shared, histories[::2]), atol=1e-6
+    )
+    assert not embed_histories(tower_model, histories)[1].any(), "an id that no label has says nothing"
 
 
 def test_entries_both_adds_table_rows_to_label_embeddings() -> None:
@@ -94,7 +96,7 @@ def test_entries_both_adds_table_rows_to_label_embeddings() -> None:
     assert list(both.tables) == ["mine", "item_id", "brand"]
     for name, table in both.tables.items():
         np.testing.assert_allclose(table.table, np.asarray(two.tables[name].table), atol=1e-6, err_msg=name)
-    embedded, rows = queries_of(both, [[1], [7], [0]]), np.asarray(both.tables["mine"].table)
+    embedded, rows = embed_histories(both, [[1], [7], [0]]), np.asarray(both.tables["mine"].table)
     labels = both.embed_labels()
     np.testing.assert_allclose(embedded, [labels[0] + rows[1], labels[6] + rows[0], np.zeros(4)], atol=1e-6)
 
@@ -124,7 +126,7 @@ def test_features_distinguish_labels_without_pairs() -> None:
     assert len(encoding.vocabularies["item_id"].ids) == LABELS - 1
 
     labels = model.embed_labels()
-    np.testing.assert_allclose(queries_of(model, [[7]])[0], labels[6], rtol=1e-5)
+    np.testing.assert_allclose(embed_histories(model, [[7]])[0], labels[6], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("sampler", "copies"), [("in_batch", 0), ({"name": "model", "negatives": 2}, 1)])

@@ -12,7 +12,7 @@ from longtail.bundle import FeatureReader
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
-from tests.trainer.test_features import encode, inputs, with_queries
+from tests.trainer.test_features import describe_queries, encode, inputs
 
 VECTOR = {"name": "image", "kind": "vector", "dims": 2}
 DATE = {"name": "born", "kind": "date", "dim": 3}
@@ -29,7 +29,7 @@ def read(encoding: Encoding, *values: Any) -> dict[str, list[object]]:
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float16(), 2)])
 def test_a_vector_is_a_list_of_numbers_and_a_missing_one_is_zeros_and_a_flag(kind: pa.DataType) -> None:
     values = [[1.5, -2.0], None, [0.0, 0.25], [4.0, 8.0]]
-    dataset = with_queries(image=pa.array(np.array(values, object) if kind == "float16" else values, kind))
+    dataset = describe_queries(image=pa.array(np.array(values, object) if kind == "float16" else values, kind))
     expected = {"image": [[1.5, -2], [0, 0], [0, 0.25], [4, 8]], "image__missing": [0, 1, 0, 0]}
 
     assert inputs(dataset, VECTOR) == expected
@@ -38,7 +38,7 @@ def test_a_vector_is_a_list_of_numbers_and_a_missing_one_is_zeros_and_a_flag(kin
 
 
 def test_missing_number_is_the_mean_of_logarithms() -> None:
-    dataset = with_queries(age=[np.expm1(1), np.expm1(3), None, -7.0])
+    dataset = describe_queries(age=[np.expm1(1), np.expm1(3), None, -7.0])
     encoding = encode(dataset, AGE | {"transform": "log"})
 
     assert encoding.numbers == {"age": (pytest.approx(2), pytest.approx(1))}
@@ -77,7 +77,7 @@ missing; and after the latest → 44."""
     ],
 )
 def test_a_date_is_its_hour_weekday_month_and_age(column: pa.Array) -> None:
-    dataset = with_queries(born=column)
+    dataset = describe_queries(born=column)
 
     assert inputs(dataset, DATE) == {"born": ROWS}
     assert read(encode(dataset, DATE), *[at and at.isoformat() for at in SECONDS]) == {"born": ROWS}
@@ -85,8 +85,8 @@ def test_a_date_is_its_hour_weekday_month_and_age(column: pa.Array) -> None:
 
 def test_exported_means_ranges_and_dates_are_used_for_other_data() -> None:
     features = [AGE | {"transform": "quantile", "buckets": 2}, DATE, AGE | {"name": "height"}]
-    first = encode(with_queries(age=[1, 3, 0, 0], born=SECONDS, height=[2.0, 4.0, 0, 0]), *features)
-    later = with_queries(age=[10, 30, 0, 0], born=[dt.datetime(2030, 1, 1)] * 4, height=[8.0, None, 0, 0])
+    first = encode(describe_queries(age=[1, 3, 0, 0], born=SECONDS, height=[2.0, 4.0, 0, 0]), *features)
+    later = describe_queries(age=[10, 30, 0, 0], born=[dt.datetime(2030, 1, 1)] * 4, height=[8.0, None, 0, 0])
 
     job = tiny.recipe(query={"features": [feature | {"unknown_rate": 0} for feature in features]})
     encoding = Encoding.fit(job, later, first.vocabularies, first.query_features)
@@ -101,13 +101,13 @@ def test_exported_means_ranges_and_dates_are_used_for_other_data() -> None:
 
 def test_numbers_are_read_out_of_text_and_booleans() -> None:
     for column in (["1", " 0.0 ", "", None], [True, False, None, None], [Decimal("1.0"), Decimal(0), None, None]):
-        assert inputs(with_queries(age=column), AGE) == {"age": [1, 0, 0.5, 0.5]}
+        assert inputs(describe_queries(age=column), AGE) == {"age": [1, 0, 0.5, 0.5]}
 
 
 @pytest.mark.parametrize("value", [0.1, 3e38, 1e-40])
 @pytest.mark.parametrize("transform", ["standard", "log"])
 def test_a_column_of_one_number_has_no_deviation(value: float, transform: str) -> None:
-    encoding = encode(with_queries(age=[value] * 4), AGE | {"transform": transform})
+    encoding = encode(describe_queries(age=[value] * 4), AGE | {"transform": transform})
     assert encoding.numbers["age"][1] == 1
 
 
@@ -147,7 +147,7 @@ BAD = {
 @pytest.mark.parametrize(("columns", "feature", "message"), BAD.values(), ids=BAD)
 def test_column_of_another_kind_is_refused(columns: dict[str, Any], feature: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"feature '{feature['name']}' .*expected {message}"):
-        encode(with_queries(**columns), feature)
+        encode(describe_queries(**columns), feature)
 
 
 @pytest.mark.parametrize("feature", [VECTOR, AGE | {"missing": "flag"}, AGE | {"transform": "quantile"}, DATE])

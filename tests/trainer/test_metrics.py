@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from longtail.bundle import Interval
 from longtail.trainer.evaluation.metrics import (
     Bootstrap,
     LabelFacts,
@@ -19,6 +20,18 @@ COUNTS = np.array([10, 6, 3, 1, 0])
 TEST_PAIRS = [(0, 0), (0, 3), (1, 2), (2, 4), (2, 1), (0, 3)]
 TOP = np.array([[0, 1, 3], [0, 1, 2], [3, 0, -1]], np.int32)
 IDEAL_OF_TWO = 1 + 1 / math.log2(3)
+
+FACTS = LabelFacts(COUNTS, BUCKETS)
+
+
+def measure(
+    top: list[list[int]], pairs: list[tuple[int, int]], facts: LabelFacts, ks: tuple[int, ...] = (1,)
+) -> dict[str, Interval]:
+    queries, labels = np.array(pairs).T
+    positives = Positives.collect(queries, labels, queries=len(top), labels=len(facts.counts_L))
+    bootstrap = Bootstrap(len(top), resamples=50, seed=0)
+    return compute_metrics(np.array(top, np.int32), positives, facts, ks=ks, bootstrap=bootstrap)
+
 
 BY_HAND = {
     "recall@1": (1 / 2 + 0 + 0) / 3,
@@ -59,21 +72,9 @@ BY_HAND = {
 """The last: Σ|x_i − x_j| over ordered pairs of the exposures 3, 2, 1, 2, 0 is 28."""
 
 
-@pytest.fixture(scope="module")
-def metrics() -> dict[str, object]:
-    queries, labels = np.array(TEST_PAIRS).T
-    return compute_metrics(
-        TOP, Positives.collect(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
-        bootstrap=Bootstrap(3, resamples=50, seed=0),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_metrics_by_hand(metrics: dict[str, object], name: str) -> None:
-    assert metrics[name].value == pytest.approx(BY_HAND[name], rel=1e-6)
-
-
-def test_intervals_contain_their_value_or_are_null(metrics: dict[str, object]) -> None:
+def test_metrics_by_hand() -> None:
+    metrics = measure(TOP.tolist(), TEST_PAIRS, FACTS, (1, 3))
+    assert {name: metrics[name].value for name in BY_HAND} == pytest.approx(BY_HAND, rel=1e-6)
     for name, figure in metrics.items():
         if name.partition("@")[0] in ("balanced_error", "gini", "coverage"):
             assert (figure.low, figure.high) == (None, None), name
@@ -117,12 +118,8 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
     once, twice = interval_of_share(hits, np.ones(10)), interval_of_share(2 * hits, 2 * np.ones(10))
     assert (once.low, once.high) == pytest.approx((0.066740, 0.652453), abs=1e-5)
     assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
-    top = np.array([[1], [1]], np.int32)
-    positives = Positives.collect(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
-    missed = compute_metrics(
-        top, positives, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
-        bootstrap=Bootstrap(2, resamples=50, seed=0),
-    )["recall@1/tail"]  # fmt: skip
+    facts = LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8))
+    missed = measure([[1], [1]], [(0, 0), (1, 0)], facts)["recall@1/tail"]
     assert missed.high == pytest.approx(1 - 0.025 ** (1 / 2)), "no hit of two is no certainty"
 
 
@@ -165,12 +162,8 @@ def test_the_interval_of_a_difference_by_hand() -> None:
 
 def test_balanced_error_averages_tested_labels() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
-    positives = Positives.collect(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
-    metrics = compute_metrics(
-        np.array([[0], [0], [0], [2], [2]], np.int32), positives,
-        LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8)), ks=[1],
-        bootstrap=Bootstrap(5, resamples=10, seed=0),
-    )  # fmt: skip
+    facts = LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8))
+    metrics = measure([[0], [0], [0], [2], [2]], [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1)], facts)
 
     assert metrics["balanced_error@1/tail"].value == 1 - (3 / 4 + 0) / 2
     assert metrics["balanced_error@1/tail"].value == metrics["balanced_error@1"].value
@@ -206,17 +199,10 @@ SCORED_BY_HAND = {
 }
 
 
-def scored(top: list[list[int]]) -> dict[str, float]:
-    queries, labels = np.array(TEST_PAIRS).T
-    metrics = compute_metrics(
-        np.array(top, np.int32), Positives.collect(queries, labels, queries=3, labels=5),
-        LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), ks=[1, 3], bootstrap=Bootstrap(3, resamples=50, seed=0),
-    )  # fmt: skip
-    return {name: figure.value for name, figure in metrics.items() if name.startswith("ps")}
-
-
 def test_propensity_scored_metrics_by_hand() -> None:
-    assert scored(TOP.tolist()) == pytest.approx(SCORED_BY_HAND)
+    metrics = measure(TOP.tolist(), TEST_PAIRS, LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), (1, 3))
+    scores = {name: figure.value for name, figure in metrics.items() if name.startswith("ps")}
+    assert scores == pytest.approx(SCORED_BY_HAND)
 
 
 def test_inverse_propensities_by_hand() -> None:

@@ -54,7 +54,7 @@ def evaluated(
     return tuple(ops.convert_to_numpy(array).astype(np.float64) for array in (losses_B, *gradients))
 
 
-def weight_for(family: str, default: str) -> str:
+def choose_weight(family: str, default: str) -> str:
     return (LOSSES[family].weights or (default,))[0]
 
 
@@ -65,7 +65,7 @@ def weight_for(family: str, default: str) -> str:
 def test_gradients_are_central_differences(
     family: str, arguments: dict[str, Any], default: str, mining: Mining | None
 ) -> None:
-    objective = Objective(family, weight_for(family, default), arguments, mining=mining, regularizer=0.01)
+    objective = Objective(family, choose_weight(family, default), arguments, mining=mining, regularizer=0.01)
     _, by_positive, by_negative = evaluated(objective, POSITIVE, NEGATIVE)
 
     step, logits = 1 / 64, np.column_stack([POSITIVE, NEGATIVE])
@@ -85,7 +85,7 @@ def test_huge_logits_of_any_precision_stay_finite(family: str, arguments: dict[s
     if dtype != "float16" and family == "exponential":
         huge = 40.0
     for sign in (1, -1):
-        objective = Objective(family, weight_for(family, "tail"), arguments)
+        objective = Objective(family, choose_weight(family, "tail"), arguments)
         positive, negative = sign * huge * np.float32([1, -1]), sign * huge * np.float32([[-1, 1, 1, 0], [1, 1, 1, -1]])
         losses_B, by_positive, by_negative = evaluated(objective, positive, negative, dtype=dtype)
         assert np.isfinite(losses_B).all()
@@ -103,7 +103,7 @@ def test_half_precision_logits_are_summed_in_full_precision(dtype: str) -> None:
 
 @pytest.mark.parametrize(("family", "arguments"), FORMS)
 def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: dict[str, Any]) -> None:
-    objective = Objective(family, weight_for(family, "importance"), arguments)
+    objective = Objective(family, choose_weight(family, "importance"), arguments)
     everything = SampledLogits(ops.convert_to_tensor(POSITIVE), NEGATIVE + 70, np.ones((2, 4), bool), *LOG_PI, *LOG_Q)
     if LOSSES[family].stateful:
         log_eta_B = np.float32([0.0, 0.0])
@@ -257,7 +257,7 @@ def test_one_vs_each_is_the_pairwise_logistic(exclude_positive: bool) -> None:
     assert one_vs_each > BRACKET
 
 
-def phi_of(name: str, margin: float | None = None) -> Callable[[float], float]:
+def build_phi(name: str, margin: float | None = None) -> Callable[[float], float]:
     width = margin or 1
     return {
         "logistic": lambda u: math.log1p(math.exp(-u)), "hinge": lambda u: max(1 - u, 0),
@@ -282,7 +282,7 @@ def test_decoupled_losses_by_hand(family: str, arguments: dict[str, Any]) -> Non
     if family == "contrastive":
         expected = 0.25 + 3 * (2 - arguments.get("margin", 0)) ** 2
     else:
-        phi = phi_of(family, arguments.get("margin"))
+        phi = build_phi(family, arguments.get("margin"))
         if arguments.get("pairwise"):
             expected = 3 * phi(0.5 - 2) + 0.5 * phi(0.5 + 1.5)
         else:

@@ -28,7 +28,7 @@ def passing(seed: int = 0, rows: int = 1_000) -> Dataset:
     return tiny.dataset(Pairs(users, labels, times=times), queries=USERS, labels=LABELS)
 
 
-def pairs_of_epoch(dataset: Dataset, *, periods: int, epoch: int = 0) -> list[Int64]:
+def list_batches(dataset: Dataset, *, periods: int, epoch: int = 0) -> list[Int64]:
     """The rows of the pairs of every batch."""
     job = tiny.recipe()
     batches = epoch_batches(
@@ -50,7 +50,7 @@ def spans(dataset: Dataset, batches: list[Int64]) -> Float64:
 
 def test_a_batch_is_of_one_period_and_an_epoch_visits_every_pair_once() -> None:
     dataset = passing()
-    uncut, cut = (pairs_of_epoch(dataset, periods=periods) for periods in (1, PERIODS))
+    uncut, cut = (list_batches(dataset, periods=periods) for periods in (1, PERIODS))
     assert len(uncut) == len(cut) == len(dataset.train) // BATCH
     visited = np.concatenate(cut)
     assert len(np.unique(visited)) == len(visited) > len(dataset.train) - BATCH
@@ -59,7 +59,7 @@ def test_a_batch_is_of_one_period_and_an_epoch_visits_every_pair_once() -> None:
     assert dataset.train.times is not None
     begins = np.array([dataset.train.times[rows_B].min() for rows_B in cut])
     assert (np.diff(begins) < 0).any(), "batches of an epoch are in random order"
-    again, later = pairs_of_epoch(dataset, periods=PERIODS), pairs_of_epoch(dataset, periods=PERIODS, epoch=1)
+    again, later = list_batches(dataset, periods=PERIODS), list_batches(dataset, periods=PERIODS, epoch=1)
     assert all((batch == other).all() for batch, other in zip(cut, again, strict=True))
     assert any((batch != other).any() for batch, other in zip(cut, later, strict=True))
 
@@ -67,7 +67,7 @@ def test_a_batch_is_of_one_period_and_an_epoch_visits_every_pair_once() -> None:
 def test_more_periods_than_batches_are_batches_in_the_order_of_time() -> None:
     dataset = passing()
     assert dataset.train.times is not None
-    times = [dataset.train.times[rows_B] for rows_B in pairs_of_epoch(dataset, periods=1_000)]
+    times = [dataset.train.times[rows_B] for rows_B in list_batches(dataset, periods=1_000)]
     assert all(before.max() <= after.min() for before, after in pairwise(sorted(times, key=np.min)))
 
 

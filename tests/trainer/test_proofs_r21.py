@@ -142,7 +142,7 @@ def test_the_squared_gap_to_the_implicit_softmax_falls_as_one_over_m(weight: str
 
 def never_the_positive(q_L: np.ndarray, *, rows: int, seed: int) -> Sample:
     """M draws a row from q_y'/(1 − q_Y): q_y = 0, as [R21 §3] assumes."""
-    drawn_BM = np.random.default_rng(seed).choice(L, (rows, M), p=toy.given_another(q_L))
+    drawn_BM = np.random.default_rng(seed).choice(L, (rows, M), p=toy.condition_on_others(q_L))
     return Sample(drawn_BM, np.log(q_L).astype(np.float32), log_miss=np.log1p(-q_L[Y]))
 
 

@@ -99,7 +99,7 @@ def test_the_mean_over_all_subsets_is_the_ordered_weighted_loss(
     assert mean == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
 
 
-def theta_of_all(theta_B: np.ndarray, others: int, *, replace: bool = False) -> np.ndarray:
+def compute_full_theta(theta_B: np.ndarray, others: int, *, replace: bool = False) -> np.ndarray:
     """θ over all J negatives that ϑ over a uniform sample of them amounts to, [J] [Re19 Lemma 2].
 
     θ_j = Σ_i ϑ_i · P(the sample's i-th highest is the j-th highest of all). At least i of B draws are among the best j
@@ -122,7 +122,7 @@ def test_theta_of_all_is_the_limit_of_sampled_draws(theta_B: list[float], replac
     ranks_RB = np.sort(np.where(sample.drawn_BM > toy.Y, sample.drawn_BM - 1, sample.drawn_BM), axis=1)
     found_J = np.bincount(ranks_RB.ravel(), np.tile(theta_B, rows), minlength=5) / rows
 
-    expected_J = theta_of_all(np.array(theta_B), 5, replace=replace)
+    expected_J = compute_full_theta(np.array(theta_B), 5, replace=replace)
     assert expected_J.sum() == pytest.approx(sum(theta_B), rel=1e-12)
     np.testing.assert_allclose(found_J, expected_J, atol=4 * 0.7 * math.sqrt(B / rows))
     if not replace:
@@ -137,9 +137,11 @@ def test_only_draws_without_replacement_make_the_top_one_s_theta_one() -> None:
     theta_B = np.zeros(512)
     theta_B[0] = 982 / 512
 
-    assert theta_of_all(theta_B, 982)[0] == pytest.approx(1, abs=1e-12)
-    assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(982 / 512 * (1 - (981 / 982) ** 512), rel=1e-9)
-    assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(0.78, abs=0.005)
+    assert compute_full_theta(theta_B, 982)[0] == pytest.approx(1, abs=1e-12)
+    assert compute_full_theta(theta_B, 982, replace=True)[0] == pytest.approx(
+        982 / 512 * (1 - (981 / 982) ** 512), rel=1e-9
+    )
+    assert compute_full_theta(theta_B, 982, replace=True)[0] == pytest.approx(0.78, abs=0.005)
 
 
 def test_theta_is_the_paper_s_with_weight_unit_and_scaled_by_importance() -> None:

@@ -17,7 +17,7 @@ from tests.trainer import tiny
 PENALTY = 0.1
 
 
-def fitted(z: np.ndarray, labels_of: np.ndarray, labels: int) -> Proposal:
+def fit_alone(z: np.ndarray, labels_of: np.ndarray, labels: int) -> Proposal:
     """The tree alone: z is the one feature."""
     weights, biases, leaf_labels = fit_tree(z, labels_of, labels=labels, penalty=PENALTY)
     dims = z.shape[1]
@@ -37,7 +37,7 @@ def clusters(labels: int, pairs: int, dims: int, *, seed: int = 0) -> tuple[np.n
     return z.astype(np.float32), labels_of
 
 
-def nodes_of(tree: Proposal) -> Iterator[tuple[int, list[int], list[int]]]:
+def list_nodes(tree: Proposal) -> Iterator[tuple[int, list[int], list[int]]]:
     """Inner nodes with the labels left and right of them."""
     leaves = tree.leaf_labels.tolist()
     for level in range(tree.depth):
@@ -97,10 +97,10 @@ def reference_split(z: np.ndarray, labels_of: np.ndarray, labels: list[int]) -> 
 @pytest.mark.parametrize("labels", [1, 2, 3, 5, 8, 1000])
 def test_subtrees_differ_by_a_label_at_most_and_probabilities_sum_to_one(labels: int) -> None:
     z, labels_of = clusters(labels, 500, 3)
-    tree = fitted(z, labels_of, labels)
+    tree = fit_alone(z, labels_of, labels)
 
     assert tree.depth == {1: 0, 2: 1, 3: 2, 5: 3, 8: 3, 1000: 10}[labels]
-    for _, left_labels, right_labels in nodes_of(tree):
+    for _, left_labels, right_labels in list_nodes(tree):
         assert 0 <= len(left_labels) - len(right_labels) <= 1
     totals = np.exp(tree.all_log_probabilities(z[:20]).astype(np.float64)).sum(axis=1)
     np.testing.assert_allclose(totals, 1, atol=1e-5)
@@ -108,10 +108,10 @@ def test_subtrees_differ_by_a_label_at_most_and_probabilities_sum_to_one(labels:
 
 def test_the_tree_is_the_one_of_the_paper_node_by_node() -> None:
     z, labels_of = clusters(23, 400, 3)
-    tree = fitted(z, labels_of, 23)
+    tree = fit_alone(z, labels_of, 23)
 
     compared = 0
-    for _, left_labels, right_labels in nodes_of(tree):
+    for _, left_labels, right_labels in list_nodes(tree):
         if right_labels:
             split = reference_split(z, labels_of, sorted(left_labels + right_labels))
             assert (sorted(left_labels), sorted(right_labels)) == split
@@ -121,9 +121,9 @@ def test_the_tree_is_the_one_of_the_paper_node_by_node() -> None:
 
 def test_every_node_is_at_its_optimum() -> None:
     z, labels_of = clusters(200, 3000, 4)
-    tree = fitted(z, labels_of, 200)
+    tree = fit_alone(z, labels_of, 200)
 
-    for node, left_labels, right_labels in nodes_of(tree):
+    for node, left_labels, right_labels in list_nodes(tree):
         if not right_labels:
             continue
         mine = np.isin(labels_of, left_labels + right_labels)
@@ -139,7 +139,7 @@ def test_every_node_is_at_its_optimum() -> None:
 
 def test_the_bias_of_a_node_without_features_by_hand() -> None:
     labels_of = np.array([0, 0, 0, 1], np.int32)
-    tree = fitted(np.zeros((4, 1), np.float32), labels_of, 2)
+    tree = fit_alone(np.zeros((4, 1), np.float32), labels_of, 2)
 
     # All Δ are 0: label 0 goes right. Then 3σ(−b) − σ(b) = 2·0.1·b, which b = 0.946… solves.
     assert tree.leaf_labels.tolist() == [1, 0]
@@ -149,7 +149,7 @@ def test_the_bias_of_a_node_without_features_by_hand() -> None:
 
 
 def test_without_pairs_labels_go_right_by_row_and_every_leaf_is_equally_likely() -> None:
-    tree = fitted(np.zeros((0, 2), np.float32), np.zeros(0, np.int32), 4)
+    tree = fit_alone(np.zeros((0, 2), np.float32), np.zeros(0, np.int32), 4)
 
     assert tree.leaf_labels.tolist() == [3, 2, 1, 0]
     np.testing.assert_allclose(tree.all_log_probabilities(np.ones((1, 2), np.float32)), np.log([[0.25] * 4]), rtol=1e-6)
@@ -317,7 +317,7 @@ def test_newton_never_lowers_the_objective_however_bad_the_start() -> None:
 
 def test_labels_never_seen_keep_a_finite_probability() -> None:
     z, labels_of = clusters(10, 200, 2)
-    tree = fitted(z, labels_of, 37)
+    tree = fit_alone(z, labels_of, 37)
 
     log_p = tree.all_log_probabilities(z)
     assert np.isfinite(log_p).all()

@@ -22,12 +22,12 @@ BLOCKED = (
     "optuna",
 )
 
-class Block:
+class BlockedImports:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in BLOCKED:
             raise ImportError(f"{name} must not be imported")
 
-sys.meta_path.insert(0, Block())
+sys.meta_path.insert(0, BlockedImports())
 """
 
 _COMMAND = """

@@ -25,7 +25,7 @@ def modules() -> list[str]:
     return [m.name for m in packages if not m.name.startswith(("longtail.trainer.tfrs", "longtail.trainer.__main__"))]
 
 
-def examples_of(module: ModuleType) -> list[doctest.DocTest]:
+def find_examples(module: ModuleType) -> list[doctest.DocTest]:
     """Docstrings with examples; the module's own, which may define names for the others, comes first.
 
     The docstrings of tables stand in the source below them, where doctest does not look.
@@ -64,7 +64,7 @@ def folder(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path
 )
 def test_examples_say_what_happens(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    run(examples_of(importlib.import_module(name)))
+    run(find_examples(importlib.import_module(name)))
 
 
 def test_the_example_of_fit(
@@ -75,7 +75,7 @@ def test_the_example_of_fit(
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
 
-    run(examples_of(importlib.import_module("longtail.trainer.job")))
+    run(find_examples(importlib.import_module("longtail.trainer.job")))
     assert "epoch" not in capsys.readouterr().out
 
 

@@ -29,7 +29,7 @@ CATEGORIES = 10
 
 
 @cache
-def shares_of(law: str) -> Float64:
+def compute_shares(law: str) -> Float64:
     """The true share of every label in each quarter of a day, float64 [S, L]."""
     rng = np.random.default_rng(LAWS.index(law))
     day_S1 = np.arange((DAYS + 20) * STEPS)[:, None] / STEPS
@@ -47,15 +47,15 @@ def shares_of(law: str) -> Float64:
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
-def pairs_of(law: str, begin: float, end: float, share: float = 1.0) -> tuple[Int32, Float64]:
+def draw_pairs(law: str, begin: float, end: float, share: float = 1.0) -> tuple[Int32, Float64]:
     """Labels and times of the pairs between two days, of which a share is seen."""
     rng = np.random.default_rng(round(1000 * (begin + end + share)))
     times = np.sort(rng.uniform(begin, end, rng.poisson(PER_DAY * share * (end - begin))))
-    labels = [rng.choice(LABELS, p=shares_of(law)[int(day * STEPS)]) for day in times]
+    labels = [rng.choice(LABELS, p=compute_shares(law)[int(day * STEPS)]) for day in times]
     return np.array(labels, np.int32), START + times * DAY
 
 
-def data_of(law: str) -> tuple[Recipe, Dataset]:
+def build_data(law: str) -> tuple[Recipe, Dataset]:
     """A recipe, and a log without a gap."""
     recipe = Recipe.model_validate({
         "name": "refreshed", "data": {"train": "none.parquet", "query_id": "user", "label_id": "item",
@@ -67,7 +67,7 @@ def data_of(law: str) -> tuple[Recipe, Dataset]:
         "training": {"epochs": 1},
         "evaluation": {"ks": [10], "metric": "recall@10"},
     })  # fmt: skip
-    labels, times = pairs_of(law, 0, DAYS)
+    labels, times = draw_pairs(law, 0, DAYS)
     pairs, ids = Pairs(np.arange(len(labels), dtype=np.int32), labels, times=times), pa.array(map(str, range(LABELS)))
     none, queries = pairs.take(slice(0)), pa.array(map(str, range(len(labels))))
     report = RowReport(unit="seconds")
@@ -79,13 +79,13 @@ def data_of(law: str) -> tuple[Recipe, Dataset]:
 @cache
 def fitted(law: str) -> Forecast:
     """The forecast after the log."""
-    recipe, dataset = data_of(law)
+    recipe, dataset = build_data(law)
     return fit_forecast(recipe, dataset, dataset.train)
 
 
 def divergence(law: str, forecast: Forecast, day: float, days: float = HORIZON) -> float:
     """KL of the true shares of the days after a day from π*, nats."""
-    true_L = shares_of(law)[int(day * STEPS) : max(int((day + days) * STEPS), int(day * STEPS) + 1)].mean(axis=0)
+    true_L = compute_shares(law)[int(day * STEPS) : max(int((day + days) * STEPS), int(day * STEPS) + 1)].mean(axis=0)
     return float(true_L @ (np.log(true_L) - forecast.log_popularity(include_future=True)))
 
 
@@ -108,9 +108,9 @@ THIN = [(0, 240, share) for share in (1.0, 0.3, 0.1, 0.03, 0.01)]
 @pytest.mark.parametrize("law", LAWS)
 def test_the_order_of_a_forecast_is_no_worse_than_recent_counts(law: str) -> None:
     """For queries of which nothing is known: recall of the next days' choices in 20 places, against the last tenth."""
-    labels, _ = pairs_of(law, 0, DAYS)
+    labels, _ = draw_pairs(law, 0, DAYS)
     counts_L = np.bincount(labels[-len(labels) // 10 :], minlength=LABELS)
-    true_L = shares_of(law)[DAYS * STEPS : (DAYS + HORIZON) * STEPS].mean(axis=0)
+    true_L = compute_shares(law)[DAYS * STEPS : (DAYS + HORIZON) * STEPS].mean(axis=0)
     forecast, recent = (true_L[np.argsort(-scores)[:20]].sum() for scores in (fitted(law).log_shares(), counts_L))
     assert forecast > recent - 1e-9
 
@@ -124,7 +124,7 @@ def test_a_refresh_is_not_worse_than_none(law: str, days: float, refreshes: int)
     # A service that forecasts six hours does not wait ten days.
     for gap, hours, share in SILENCES if of_hours and refreshes == 1 else [*SILENCES, *THIN]:
         now = DAYS + gap + hours / 24
-        labels, times = pairs_of(law, DAYS + gap, now, share)
+        labels, times = draw_pairs(law, DAYS + gap, now, share)
         recalls = [
             [divergence(law, forecast, day, days) for forecast in (released, later)]
             for day, later in refreshed(released, labels, times, now, refreshes, days)
@@ -151,7 +151,7 @@ def test_a_calendar_is_there_where_categories_have_hours_alone() -> None:
     assert calendar is not None
     assert set(calendar.windows) == {"day", "hour"}
     assert calendar.gain > 0.3
-    kind, lines = draft_prior(*data_of("calendar"))
+    kind, lines = draft_prior(*build_data("calendar"))
     assert kind == "forecast"
     drafted = "\n".join(lines)
     assert re.search(r"By the hour they are \+0\.[3-9]\d nats likelier by the day and hour of each category", drafted)

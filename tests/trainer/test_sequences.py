@@ -46,7 +46,7 @@ def data(*, lengths: tuple[int, ...] = (1, 4, 6, 2, 3)) -> Any:
     return tiny.dataset(tiny.pairs(*rows), queries=len(lengths), labels=LABELS, ordered=True)
 
 
-def shaken(model: Any) -> Any:
+def scatter_weights(model: Any) -> Any:
     """The model with weights that make every part of it matter."""
     rng = np.random.default_rng(1)
     for variable in [*(table.table for table in model.tables.values()), *model.dense_variables]:
@@ -54,12 +54,12 @@ def shaken(model: Any) -> Any:
     return model
 
 
-def tensors(*columns: dict[str, np.ndarray]) -> dict[str, Any]:
+def convert_to_tensors(*columns: dict[str, np.ndarray]) -> dict[str, Any]:
     """What a compiled step makes of a batch, and one that is not would not."""
     return {name: ops.convert_to_tensor(values) for group in columns for name, values in group.items()}
 
 
-def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
+def embed_batch(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
     with PackedHistories().context(model.towers.query, batch):
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
 
@@ -68,10 +68,10 @@ def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
 def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
     """Also of pairs in any order, of a part of a query's, and of queries without a history yet."""
     recipe, dataset = job(history(name), tiny.USER), data()
-    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    model, encoding = scatter_weights(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
 
     def of(rows: np.ndarray, *, packed: bool) -> np.ndarray:
-        return embedded(model, encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=packed))
+        return embed_batch(model, encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=packed))
 
     for rows in (np.arange(16), np.array([9, 3, 15, 10, 0]), np.array([0, 1])):
         one_by_one = np.concatenate([of(row[None], packed=False) for row in rows])
@@ -82,13 +82,13 @@ def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> N
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_entry_attends_only_to_earlier_entries(name: str) -> None:
     recipe, dataset = job(history(name)), data()
-    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    model, encoding = scatter_weights(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
     batch = encoding.query.pair_inputs(np.arange(16), np.random.default_rng(0), packed=True)
-    before = embedded(model, batch)
+    before = embed_batch(model, batch)
     slot = int(batch["_history__last"][8])  # the third entry of query 2, pairs 5 to 10
     changed = batch["history"].copy()
     changed.flat[slot] = 1 + changed.flat[slot] % LABELS
-    moved = np.abs(embedded(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
+    moved = np.abs(embed_batch(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
     np.testing.assert_array_equal(np.flatnonzero(moved), [8, 9, 10])
 
 
@@ -118,10 +118,10 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
     encoding, after = Encoding.fit(recipe, dataset), []
     rows = np.array([5, 6, 7, 8, 12, 13, 14, 1])
     for packed in (True, False):
-        model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
+        model = scatter_weights(tiny.model(recipe, dataset, batch_size=len(rows)))
         batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=packed)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
-        loss = float(model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)})))
+        loss = float(model.train_step(convert_to_tensors(batch, labels, {"_pair": rows.astype(np.int32)})))
         after.append(
             [loss, *(np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables])]
         )
@@ -137,10 +137,10 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
     for parts in (1, 2):
         training = {"accumulate": parts, "batch_size": 8}
         recipe = job(history(name), training=training, optimizer={"embeddings": "sgd", "dense": "sgd", "l2": 0.01})
-        encoding, model = Encoding.fit(recipe, dataset), shaken(tiny.model(recipe, dataset, batch_size=8))
+        encoding, model = Encoding.fit(recipe, dataset), scatter_weights(tiny.model(recipe, dataset, batch_size=8))
         batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=parts == 1)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(8, np.float32)}
-        model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)}))
+        model.train_step(convert_to_tensors(batch, labels, {"_pair": rows.astype(np.int32)}))
         after.append([np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables]])
     for variable, other in zip(*after, strict=True):
         np.testing.assert_allclose(variable, other, atol=2e-5)
@@ -150,16 +150,16 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
 def test_dropout_masks_entries_in_training_only() -> None:
     dataset = data()
     recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
-    models = {rate: shaken(tiny.model(recipe, dataset, batch_size=8)) for rate, recipe in recipes.items()}
+    models = {rate: scatter_weights(tiny.model(recipe, dataset, batch_size=8)) for rate, recipe in recipes.items()}
     encoding, rows = Encoding.fit(recipes[0.0], dataset), np.arange(5, 13)
     batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=True)
-    np.testing.assert_array_equal(embedded(models[0.5], batch), embedded(models[0.0], batch))
+    np.testing.assert_array_equal(embed_batch(models[0.5], batch), embed_batch(models[0.0], batch))
     labels = {
         "_positive": dataset.train.labels[rows],
         "_weight": np.ones(8, np.float32),
         "_pair": rows.astype(np.int32),
     }
-    losses = {rate: float(model.train_step(tensors(batch, labels))) for rate, model in models.items()}
+    losses = {rate: float(model.train_step(convert_to_tensors(batch, labels))) for rate, model in models.items()}
     assert abs(losses[0.5] - losses[0.0]) > 0.01
 
 
@@ -187,7 +187,7 @@ def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
     """In blocks of similar lengths, so that short histories are not padded to the longest."""
     lengths = tuple(int(n) for n in np.random.default_rng(3).integers(0, 8, 600))
     recipe, dataset = job(history("sasrec"), tiny.USER), data(lengths=lengths)
-    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    model, encoding = scatter_weights(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
     inputs = encoding.query.query_inputs(np.arange(600, dtype=np.int32))
     together = np.asarray(model.towers.query(inputs))
     np.testing.assert_allclose(model.embed_queries(inputs), together, atol=2e-5)
@@ -257,28 +257,24 @@ def test_sequences_are_learnt_exported_and_served_at_any_length(tmp_path: Path, 
     assert np.isfinite(nothing).all()
 
 
-def refused(match: str, **changes: Any) -> None:
-    feature = history("sasrec") | changes.pop("feature", {})
-    with pytest.raises(ValidationError, match=match):
-        job(feature, **changes)
-
-
-def test_impossible_sequences_are_refused() -> None:
-    refused(
-        r"query feature 'history': expected data\.timestamp, or a data\.split by time",
-        data={"timestamp": None},
-    )
-    refused(
-        r"loss\.hits: expected 'mask_known' or 'keep' with sampler 'in_batch' and the", loss={"sampler": "in_batch"}
-    )
-    refused("feature 'history' of kind 'history': expected no combiner: an encoder", feature={"combiner": "sum"})
-    refused(
-        "expected a dim that encoder.heads = 3 divides, received 4",
-        feature={"encoder": {"name": "hstu", "heads": 3}},
-    )
-    refused(
-        r"expected smoothing with 'sasrec' only, received 'hstu'",
-        feature={"encoder": {"name": "hstu", "smoothing": [0.5]}},
-    )
-    refused("expected no encoder: only for history", feature={"kind": "bag"})
-    refused(r"name\n.*'sasrec' or 'hstu'", feature={"encoder": "gru"})
+@pytest.mark.parametrize(
+    ("feature", "sections", "message"),
+    [
+        ({}, {"data": {"timestamp": None}}, r"'history': expected data\.timestamp, or a data\.split by time"),
+        (
+            {}, {"loss": {"sampler": "in_batch"}},
+            r"loss\.hits: expected 'mask_known' or 'keep' with sampler 'in_batch' and",
+        ),
+        ({"combiner": "sum"}, {}, "feature 'history' of kind 'history': expected no combiner: an encoder"),
+        ({"encoder": {"name": "hstu", "heads": 3}}, {}, "expected a dim that encoder.heads = 3 divides, received 4"),
+        (
+            {"encoder": {"name": "hstu", "smoothing": [0.5]}}, {},
+            "expected smoothing with 'sasrec' only, received 'hstu'",
+        ),
+        ({"kind": "bag"}, {}, "expected no encoder: only for history"),
+        ({"encoder": "gru"}, {}, r"name\n.*'sasrec' or 'hstu'"),
+    ],
+)  # fmt: skip
+def test_impossible_sequences_are_refused(feature: dict[str, Any], sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        job(history("sasrec") | feature, **sections)

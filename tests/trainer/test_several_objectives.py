@@ -271,6 +271,7 @@ def test_splits_keep_the_objectives_of_pairs() -> None:
 
 
 CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
+TYPES = r"objectives: expected each type of data\.events\.weights once,"
 
 
 @pytest.mark.parametrize(
@@ -279,22 +280,10 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
         ({"objectives": {"click": CLICK}}, r"expected at least two, or no \[objectives\] at all, received \['click'\]"),
         ({"objectives": {"a b": CLICK, "c": PURCHASE}}, r"expected names of letters, digits and _, received \['a b'\]"),
         ({"data": {}}, r"objectives: expected each type of data\.events\.weights once, \[\],"),
-        (
-            {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}},
-            r"objectives: expected each type of data\.events\.weights once,",
-        ),
-        (
-            {"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}},
-            r"objectives: expected each type of data\.events\.weights once,",
-        ),
-        (
-            {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "view"]}}},
-            r"objectives: expected each type of data\.events\.weights once,",
-        ),
-        (
-            {"objectives": {"click": {"events": ["click"]}, "purchase": PURCHASE}},
-            r"objectives: expected each type of data\.events\.weights once,",
-        ),
+        ({"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}}, TYPES),
+        ({"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}}, TYPES),
+        ({"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "view"]}}}, TYPES),
+        ({"objectives": {"click": {"events": ["click"]}, "purchase": PURCHASE}}, TYPES),
         (
             {"objectives": {"click": CLICK | {"export": 0}, "purchase": PURCHASE | {"export": 0}}},
             "objectives: expected some export > 0, received only zeros",

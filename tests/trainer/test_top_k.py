@@ -163,7 +163,7 @@ FULL = {"sampler": "full", "weight": "importance"}
 REQUESTS = np.int32([0, 0, 0, 1, 1, 2])
 
 
-def step_of(top_k: dict[str, Any], *, parts: int = 1) -> tuple[Any, np.ndarray]:
+def build_step(top_k: dict[str, Any], *, parts: int = 1) -> tuple[Any, np.ndarray]:
     """A model, and the logits of its queries before any step, [3, 6]."""
     job = tiny.recipe(
         loss=FULL | {"top_k": top_k}, model={"dim": 4, "temperature": 0.5},
@@ -186,7 +186,7 @@ def softmax(logits_L: np.ndarray, label: int) -> float:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_step_by_hand(parts: int) -> None:
     """At the first visit β is the upper quantile of a normal distribution. Query 0 is in both of two parts."""
-    model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
+    model, logits_QL = build_step({"k": 2, "temperature": 0.7}, parts=parts)
     order = np.array([0, 3, 5, 1, 4, 2])
     rows, requests = TRAIN.take(order), REQUESTS[order]
     loss = float(model.train_step(tiny.batch(rows, _request=requests)))
@@ -232,7 +232,7 @@ def test_a_row_s_own_position_is_no_draw() -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_buckets_have_a_beta_each_and_others_weight_1() -> None:
-    model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
+    model, logits_QL = build_step({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
     loss = float(model.train_step(tiny.batch(TRAIN, _request=REQUESTS)))
 
     spread_Q = logits_QL.std(axis=1)
@@ -251,7 +251,7 @@ def test_buckets_have_a_beta_each_and_others_weight_1() -> None:
     assert np.abs(states(model)[:, 2] - spread_Q).max() < 0.5
 
 
-def kept_of(data: Dataset) -> WeighByTopK:
+def build_term(data: Dataset) -> WeighByTopK:
     return WeighByTopK(tiny.recipe(), TopKConfig(k=2), data)
 
 
@@ -259,9 +259,9 @@ def test_batches_hold_the_request_of_every_row() -> None:
     """A number for every query, for every objective of its own."""
     features = Encoding.fit(tiny.recipe(), DATA).query
     settings: dict[str, Any] = {"batch_size": 6, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(DATA.train, features, [kept_of(DATA)], **settings)
+    ((_, batch),) = epoch_batches(DATA.train, features, [build_term(DATA)], **settings)
     several = replace(DATA.train, objectives=np.int32([0, 1, 0, 0, 1, 1]))
-    term = kept_of(replace(DATA, train=several))
+    term = build_term(replace(DATA, train=several))
     ((_, mixed),) = epoch_batches(several, features, [term], **settings)
 
     np.testing.assert_array_equal(batch["_request"], DATA.train.queries[batch["_pair"]])

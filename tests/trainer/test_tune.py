@@ -39,7 +39,7 @@ def compute_figures(recipe: Recipe) -> dict[str, float]:
 
 
 @dataclass
-class Script:
+class TrialScript:
     """Replace training by a formula, and by an error in the i-th training, counted from 1."""
 
     figures: Callable[[Recipe], dict[str, float]] = compute_figures
@@ -62,8 +62,8 @@ class Script:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    script = Script()
+def script(monkeypatch: pytest.MonkeyPatch) -> TrialScript:
+    script = TrialScript()
     monkeypatch.setattr(study, "train_trial", lambda *arguments: script.train_trial(*arguments))
     monkeypatch.setattr("gc.collect", lambda: 0)  # these trials leave nothing to collect
     return script
@@ -89,7 +89,7 @@ def states(result: TuneResult) -> list[str]:
     return [trial.state.name for trial in result.study.trials]
 
 
-def test_best_recipe_is_written_after_the_recipe_s_own_values(tmp_path: Path, script: Script) -> None:
+def test_best_recipe_is_written_after_the_recipe_s_own_values(tmp_path: Path, script: TrialScript) -> None:
     recipe, (reporter, text) = job(tmp_path), tiny.record_output()
 
     result = tune(recipe, tmp_path / "out", reporter)
@@ -145,7 +145,7 @@ def test_several_objectives_have_a_front_and_a_best_first_objective(tmp_path: Pa
     assert result.best.number == points[:, 0].argmax()
 
 
-def test_refused_trials_keep_their_reasons(tmp_path: Path, script: Script) -> None:
+def test_refused_trials_keep_their_reasons(tmp_path: Path, script: TrialScript) -> None:
     """Trials are refused by the recipe or by training; another error ends `tune`, and a later call continues."""
     pairs = {"loss.hits": {"choices": ["mask", "mask_known"]}, "training.accumulate": {"choices": [1, 2]}}
     script.errors = {2: DataError("training: expected a finite loss, found inf"), 4: MemoryError("too much")}
@@ -165,7 +165,9 @@ def test_refused_trials_keep_their_reasons(tmp_path: Path, script: Script) -> No
     assert [state == "FAIL" for state in states(result)] == [bool(reason) for reason in reasons]
 
 
-def test_refused_trials_alone_are_an_error(tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_trials_alone_are_an_error(
+    tmp_path: Path, script: TrialScript, capsys: pytest.CaptureFixture[str]
+) -> None:
     script.errors = {i: DataError("training: no") for i in range(1, 99)}
 
     code, _, errors = command(capsys, "tune", job_file(tmp_path), "--out", tmp_path / "out", "--set", "tune.trials=3")
@@ -185,7 +187,9 @@ def test_refused_trials_alone_are_an_error(tmp_path: Path, script: Script, capsy
         ({"objectives": ["recall@5", "gini@5"]}, 0),
     ],
 )
-def test_trials_below_the_median_are_pruned(tmp_path: Path, script: Script, more: dict[str, Any], pruned: int) -> None:
+def test_trials_below_the_median_are_pruned(
+    tmp_path: Path, script: TrialScript, more: dict[str, Any], pruned: int
+) -> None:
     """Recall halves from trial to trial: from the sixth on, five complete ones are all better."""
     script.figures = lambda _: {"recall@5": 0.5 ** len(script.recipes)}
 
@@ -196,7 +200,7 @@ def test_trials_below_the_median_are_pruned(tmp_path: Path, script: Script, more
 
 
 def test_ctrl_c_leaves_the_best_recipe_and_the_same_command_continues(
-    tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, script: TrialScript, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.errors = {1: KeyboardInterrupt(), 4: KeyboardInterrupt()}
     words = ("tune", job_file(tmp_path), "--out", tmp_path / "out", "--set", "tune.trials=3")
@@ -211,7 +215,7 @@ def test_ctrl_c_leaves_the_best_recipe_and_the_same_command_continues(
 
 
 @pytest.mark.nightly
-def test_larger_trials_continue_a_study_and_the_seed_decides(tmp_path: Path, script: Script) -> None:
+def test_larger_trials_continue_a_study_and_the_seed_decides(tmp_path: Path, script: TrialScript) -> None:
     recipe = job(tmp_path)
     for trials in (3, 3, 6):
         result = tune(recipe, tmp_path / "out", trials=trials)
@@ -224,7 +228,7 @@ def test_larger_trials_continue_a_study_and_the_seed_decides(tmp_path: Path, scr
     assert params[0][1:] != params[2][1:]
 
 
-def test_processes_share_a_study(tmp_path: Path, script: Script) -> None:
+def test_processes_share_a_study(tmp_path: Path, script: TrialScript) -> None:
     """Threads stand for them: each opens the storage itself, and no trial is made twice."""
     recipe, url = job(tmp_path, trials=8), f"sqlite:///{tmp_path}/shared.db"
     tune(recipe, tmp_path / "first", storage=url, trials=1)
@@ -242,7 +246,7 @@ def test_processes_share_a_study(tmp_path: Path, script: Script) -> None:
     assert (tmp_path / "b/best.toml").is_file()
 
 
-def test_another_recipe_or_other_data_are_refused(tmp_path: Path, script: Script) -> None:
+def test_another_recipe_or_other_data_are_refused(tmp_path: Path, script: TrialScript) -> None:
     recipe, out = job(tmp_path, trials=2), tmp_path / "out"
     tune(recipe, out)
     other = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": 4})})
@@ -264,7 +268,7 @@ def test_another_recipe_or_other_data_are_refused(tmp_path: Path, script: Script
     assert len(script.recipes) == 2
 
 
-def test_unmeasurable_trials_are_refused_before_a_study_is_created(tmp_path: Path, script: Script) -> None:
+def test_unmeasurable_trials_are_refused_before_a_study_is_created(tmp_path: Path, script: TrialScript) -> None:
     recipe = job(tmp_path)
     ks = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"ks": [5, 99]}),
                                    "tune": recipe.tune.model_copy(update={"objectives": ["recall@99"]})})  # type: ignore[union-attr]  # fmt: skip
@@ -313,7 +317,7 @@ def test_studies_do_not_depend_on_test_pairs(tmp_path: Path) -> None:
     figures = true.best.user_attrs["figures"]
     default = bundle.manifest.bias_removal.default, bundle.manifest.popularity.default
     assert default == (figures["bias_removal"], figures["popularity"])
-    curve = tiny.curve_of_metrics(tmp_path / "bundle")
+    curve = tiny.read_curve(tmp_path / "bundle")
     assert curve.curve_split == "valid"
     (point,) = [point for point in curve.curve if (point.bias_removal, point.popularity) == default]
     assert {name: interval.value for name, interval in point.metrics.items()}.items() <= figures.items()

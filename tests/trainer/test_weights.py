@@ -71,7 +71,7 @@ def log_probabilities(**changes: np.ndarray) -> LogProbabilities:
     return LogProbabilities(**(by_hand | changes))
 
 
-def weights_of(name: str, log: LogProbabilities, **arguments: float) -> np.ndarray:
+def compute_weights(name: str, log: LogProbabilities, **arguments: float) -> np.ndarray:
     """w_yy', [B, M]."""
     weight = WEIGHTS[name](log, **arguments)
     return np.exp(np.asarray(weight.row)[:, None] + np.asarray(weight.col))
@@ -88,7 +88,7 @@ def test_weights_by_hand(name: str, arguments: dict[str, float], expected: list[
     if per_row:
         log = log._replace(pi_negative=np.stack([log.pi_negative] * 2), q_negative=np.stack([log.q_negative] * 2))
 
-    np.testing.assert_allclose(weights_of(name, log, **arguments), np.array(expected, np.float64), rtol=2e-6)
+    np.testing.assert_allclose(compute_weights(name, log, **arguments), np.array(expected, np.float64), rtol=2e-6)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -107,7 +107,7 @@ def test_the_expected_sum_over_all_draws_is_the_implicit_loss(sampler: str, weig
             pi_positive=log_pi_L[[positive]], pi_negative=log_pi_L, q_positive=log_q_L[[positive]], q_negative=log_q_L,
             miss=logs([1 - q_L[positive]]), m=logs([Fraction(m)]),
         )  # fmt: skip
-        terms_L = weights_of(weight, log)[0] * exp_f_L
+        terms_L = compute_weights(weight, log)[0] * exp_f_L
         mean = sum(
             float(math.prod(q_L[label] / (1 - q_L[positive]) for label in drawn)) * terms_L[list(drawn)].sum()
             for drawn in itertools.product(others, repeat=m)

@@ -154,7 +154,7 @@ baselines = []
 """
 
 
-def curve_of_metrics(bundle: Path) -> BiasRemoval:
+def read_curve(bundle: Path) -> BiasRemoval:
     """The curve in a bundle's `metrics.json`, which has baselines beside it."""
     content = json.loads((bundle / "metrics.json").read_text())
     return BiasRemoval.model_validate({name: content[name] for name in BiasRemoval.model_fields})

@@ -84,7 +84,7 @@ def batches(*, rows: int, size: int, seed: int = 0) -> Sample:
     return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L, undrawn=1)
 
 
-def given_another(q_L: np.ndarray) -> np.ndarray:
+def condition_on_others(q_L: np.ndarray) -> np.ndarray:
     """q_y'/(1 − q_Y) of labels other than Y, 0 of Y: what a sampler that never draws Y draws."""
     return np.where(np.arange(L) == Y, 0, q_L / (1 - q_L[Y]))
 
