@@ -23,7 +23,7 @@ NEW_VENV := @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 # end-to-end tests mostly wait for the processes they start.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-nightly quick check imports format docs docs-pages audit pictures bench bench-peers bench-gpu bench-seeds clean
+.PHONY: demo test test-nightly quick check imports format docs docs-pages audit release-check pictures bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -42,6 +42,9 @@ audit: $(TOOLS_VENV)/.installed  ## Look for known vulnerabilities in the packag
 	for image in serving serving-gpu trainer; do \
 		$(TOOLS_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --requirement docker/requirements-$$image.txt || exit; \
 	done
+
+release-check: test docs $(if $(filter no,$(AUDIT)),,audit)  ## All that a tag needs; AUDIT=no without a network.
+	PATH="$(CURDIR)/$(TOOLS_VENV)/bin:$$PATH" $(VENV)/bin/python -m tests.release
 
 check: $(VENV)/.installed-dev  ## Formatting, lint and types.
 	$(VENV)/bin/ruff format --check .
