@@ -77,8 +77,11 @@ pictures: $(VENV)/.installed-dev  ## README's pictures; needs the demo and a bro
 	test -d runs/demo || $(MAKE) demo ONESHOT=1
 	$(VENV)/bin/python -m docs.pictures
 
-bench-peers: $(PEERS_VENV)/.installed  ## Compare the index with other vector search libraries; LABELS=300000.
-	$(PEERS_VENV)/bin/python -m benchmarks.index_peers --labels $(or $(LABELS),100000)
+bench-peers: LABELS ?= 100000
+bench-peers: $(PEERS_VENV)/.installed  ## Compare the index with other vector search libraries; LABELS=1000000.
+	$(PEERS_VENV)/bin/python -m benchmarks.mips make data/mips-$(LABELS) --labels $(LABELS)
+	$(PEERS_VENV)/bin/python -m benchmarks.mips run data/mips-$(LABELS)
+	$(PEERS_VENV)/bin/python -m benchmarks.mips plot data/mips-$(LABELS)/curves.csv --out data/mips-$(LABELS)/curves.png
 
 bench-gpu: $(GPU_VENV)/.installed  ## Compare a CUDA 12 GPU with the CPU: steps, tables, indexes, two recipes; FROM=DIR has downloads.
 	$(GPU_VENV)/bin/python -m benchmarks.gpu
@@ -133,8 +136,7 @@ $(GPU_VENV)/.installed: pyproject.toml setup.py
 	$(GPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[train,gpu]'
 	touch $@
 
-# ScaNN loads only with the TensorFlow it was built for.
 $(PEERS_VENV)/.installed: pyproject.toml setup.py
 	$(NEW_VENV) $(PEERS_VENV)
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index,serve]' onnx hnswlib usearch scann rabitqlib scalable-vs
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[peers]'
 	touch $@

@@ -1,147 +1,79 @@
-"""Recall@100 and speed of index kinds under the dial, and build and open times of a release.
+"""Recall and speed of the tuned inverted lists under filters and at larger k, at λ = ½.
 
-    python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
-    python -m benchmarks.index_recall --labels 1000000      # build and open times, and the tuned row
+    python -m benchmarks.index_recall                       # 300,000 labels
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
 
-Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1, queries
-from the same centres; seed 0. Recall is measured against exact search, over 200 queries at each λ. Queries per second
-are for k = 100, in one batch on all threads, and one query at a time. Bytes per label are the size of the FAISS index
-file; codes are rescored from the file of embeddings. `index_peers` measures FAISS alone,
-without filters.
+Data: the vectors of `benchmarks.mips`, which compares indexes without filters along λ; seed 0. Recall is measured
+against exact search, over 200 queries. Queries per second are of one query at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.mips import DIM, TEMPERATURE, generate
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Float32, Int64
-from longtail.bundle.manifest import dial_words
-from longtail.index import ExactRows, Filter, IndexSpec, Searcher, build, open_releases
-from longtail.index.building.training import bytes_per_label
+from longtail.index import ExactRows, Filter, IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
-from longtail.index.manifests import Kind, SearchParams
-from longtail.index.recall import Calibration
-from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
-DIM = 64
-TEMPERATURE = 0.1
-LABELS_PER_CENTRE = 300
 HISTORY_LABELS = 1_000_000
 """Largest number of rows of the query tower's table of labels, as an ONNX file has at most 2 GB."""
-SINGLE_PROBES = 16
-TIMED_SINGLY = 300
 
 
 def main() -> None:
-    """Print the tables for the given number of labels."""
+    """Print the table for the given number of labels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=300_000)
     parser.add_argument("--spread", type=float, default=0.6, help="length of the noise around a centre of length 1")
     arguments = parser.parse_args()
-    labels: int = arguments.labels
-    bundle = synthetic_bundle(labels, spread=arguments.spread)
-    print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
-    if labels >= 1_000_000:
-        print_release_times(bundle)
-    else:
-        print_recall_table(bundle)
+    bundle = synthetic_bundle(arguments.labels, spread=arguments.spread)
+    tuned = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0), lambda _: None)
+    print_filter_table(bundle, tuned.searcher(bundle))
 
 
 def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: int = 0) -> Bundle:
-    """Create a valid bundle of clustered unit vectors and Zipf frequencies, without writing it."""
-    rng = np.random.default_rng(seed)
-    centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), dim), dtype=np.float32))
+    """Create a valid bundle of the vectors of `mips.generate`, without writing it."""
+    labels_LD, counts_L, queries_QD, _ = generate(labels, dim=dim, queries=200, spread=spread, seed=seed)
+    return make_plain_bundle(labels_LD, counts_L, queries_QD)
 
-    def vectors(count: int) -> np.ndarray:
-        noise = rng.standard_normal((count, dim), dtype=np.float32) * np.float32(spread / np.sqrt(dim))
-        return _unit(centres[rng.integers(0, len(centres), count)] + noise)
 
-    embeddings = vectors(labels)
-    counts = (1e7 / (1 + rng.permutation(labels))).astype(np.int64)
-    log_pn = log_frequencies(counts).astype(np.float32)
-    buckets = Buckets.by_quantile(counts)
+def make_plain_bundle(
+    embeddings_LD: Float32, counts_L: Int64, queries_QD: Float32, log_pn_L: Float32 | None = None,
+    temperature: float = TEMPERATURE,
+) -> Bundle:  # fmt: skip
+    """Create a valid bundle of vectors and counts, with a query tower of random weights."""
+    labels, dim = embeddings_LD.shape
+    log_pn_L = log_frequencies(counts_L).astype(np.float32) if log_pn_L is None else log_pn_L
+    buckets = Buckets.by_quantile(counts_L)
     plain = make_bundle(labels=min(labels, HISTORY_LABELS), dim=dim)
-    ids = pa.array([f"item-{row}" for row in range(labels)])
-    augmentation = Augmentation.fitted(TEMPERATURE, embeddings, log_pn, None)
+    augmentation = Augmentation.fitted(temperature, embeddings_LD, log_pn_L, None)
     return dataclasses.replace(
         plain,
-        embeddings=embeddings,
-        calibration_queries=vectors(200),
+        embeddings=embeddings_LD,
+        calibration_queries=queries_QD,
         labels=dataclasses.replace(
             plain.labels,
-            ids=ids,
-            counts=counts,
-            log_pn=log_pn,
-            buckets=buckets.assign(counts),
+            ids=pa.array([f"item-{row}" for row in range(labels)]),
+            counts=counts_L,
+            log_pn=log_pn_L,
+            buckets=buckets.assign(counts_L),
             display=pa.table({"title": [f"Title {row}" for row in range(labels)]}),
         ),
         manifest=plain.manifest.model_copy(
-            update={
-                "labels": labels,
-                "temperature": TEMPERATURE,
-                "kappa": augmentation.kappa,
-                "buckets": buckets,
-            }
+            update={"labels": labels, "temperature": temperature, "kappa": augmentation.kappa, "buckets": buckets}
         ),
     )
 
 
-def plain_index(factory: str, rows_LE: Float32) -> Any:
-    """Train and fill an index as FAISS does by itself, by inner product."""
-    index = faiss.index_factory(rows_LE.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-    if cells := faiss.try_extract_index_ivf(index):
-        cells.cp.max_points_per_centroid = 64
-    index.train(rows_LE)
-    index.add(rows_LE)
-    return index
-
-
-def print_recall_table(bundle: Bundle) -> None:
-    """Compare exact, plain approximate and tuned indexes."""
-    rows = bundle.rows()
-    calibration = Calibration(bundle, rows)
-    head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
-    print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
-    print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
-
-    cells = round(4 * np.sqrt(len(rows)))
-    singles: list[tuple[str, Kind, str, int]] = [
-        ("flat (exact)", "flat", "Flat", 1),
-        (f"one IVF{cells}", "ivf_flat", f"IVF{cells},Flat", SINGLE_PROBES),
-    ]
-    for name, kind, factory, probes in singles:
-        started = time.perf_counter()
-        index = plain_index(factory, rows)
-        seconds = time.perf_counter() - started
-        built_index = FaissIndex(kind, factory, index)
-        searcher = Searcher(bundle, built_index, SearchParams(nprobe=probes))
-        _print_row(name, f"probes {probes}", bytes_per_label(built_index), seconds, calibration, searcher)
-    for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
-        built = tune_index(bundle, IndexSpec(text, recall_floor=0), lambda _: None)
-        params = built.chosen.params
-        setting = f"probes {params.nprobe}, refine {params.k_factor}"
-        searcher = built.searcher(bundle)
-        _print_row(f"tuned {text}", setting, bytes_per_label(searcher.index), built.seconds, calibration, searcher)
-        if text == "ivf_flat":
-            tuned = searcher
-    print_filter_table(bundle, tuned)
-
-
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
-    """Compare the tuned IVF, under filters and at larger k, with exact search, at λ = ½."""
+    """Compare the tuned lists with exact search."""
     rng = np.random.default_rng(1)
     labels = searcher.labels
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
@@ -173,53 +105,6 @@ def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
         rate = len(queries) / (time.perf_counter() - started)
         recall = (np.concatenate(answers) >= least[:, -1:] - 1e-5).mean()
         print(f"| {name} | {k} | {recall:.3f} | {rate:,.0f} |", flush=True)
-
-
-def print_release_times(bundle: Bundle) -> None:
-    """Build a release as the command does, and open the release as a service does."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        bundle.write(root / "bundle")
-        started = time.perf_counter()
-        manifest = build(root / "bundle", root / "releases", spec=IndexSpec("auto"), progress=print)
-        built = time.perf_counter() - started
-        started = time.perf_counter()
-        release = open_releases(root / "releases").open(manifest.name)
-        opened = time.perf_counter() - started
-        print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
-        print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
-        calibration = Calibration(release.bundle, release.bundle.rows())
-        params = release.manifest.params
-        head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
-        print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
-        print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
-        setting = f"probes {params.nprobe}, refine {params.k_factor}"
-        size = release.manifest.bytes_per_label or 0
-        _print_row(f"tuned {manifest.kind}", setting, size, built, calibration, release.searcher)
-        for trial in release.manifest.kinds:
-            print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
-
-
-def _print_row(
-    name: str, setting: str, size: float, seconds: float, calibration: Calibration, searcher: Searcher
-) -> None:
-    recalls, rate = calibration.measure(searcher)
-    queries = calibration.queries_QE[np.linspace(0, len(calibration.queries_QE) - 1, TIMED_SINGLY).astype(int)]
-    singly = _singly(searcher, queries, 100)
-    figures = "".join(f" {at.recall:.3f} |" for at in recalls)
-    print(f"| {name} | {setting} | {size:.1f} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
-
-
-def _singly(searcher: Searcher, queries_CE: np.ndarray, k: int) -> float:
-    """Measure queries per second, one after another."""
-    started = time.perf_counter()
-    for query in range(len(queries_CE)):
-        searcher.search(queries_CE[query : query + 1], k)
-    return len(queries_CE) / (time.perf_counter() - started)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 if __name__ == "__main__":
