@@ -87,20 +87,19 @@ class FeatureReader:
 
     def example(self) -> dict[str, JsonValue]:
         """Create features of a valid query that use every vocabulary."""
-        return {feature.name: self._example(feature) for feature in self.features}
-
-    def _example(self, feature: Feature) -> JsonValue:
-        if feature.kind == "number":
-            return feature.missing or 0.0
-        if feature.kind == "vector":
-            return None
-        if feature.kind == "date":
-            return str(feature.reference and feature.reference.isoformat())
-        if feature.kind == "text":
-            return "some words"
-        ids = self._vocabularies[str(feature.vocabulary)].ids
-        first: list[JsonValue] = [id_.as_py() for id_ in ids[:1]]
-        return (first[0] if first else None) if feature.kind == "id" else first
+        values: dict[str, JsonValue] = {}
+        for feature in self.features:
+            values[feature.name] = None
+            if feature.kind == "number":
+                values[feature.name] = feature.missing or 0.0
+            elif feature.kind == "date":
+                values[feature.name] = str(feature.reference and feature.reference.isoformat())
+            elif feature.kind == "text":
+                values[feature.name] = "some words"
+            elif feature.kind != "vector":
+                first = [id_.as_py() for id_ in self._vocabularies[str(feature.vocabulary)].ids[:1]]
+                values[feature.name] = next(iter(first), None) if feature.kind == "id" else first
+        return values
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Compute rows and weights of each value, [B, P]: the last `max_length` entries, or a text's first words."""

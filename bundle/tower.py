@@ -51,8 +51,17 @@ class Tower(FeatureReader):
     ) -> None:
         self._file = file
         self._session = onnx_session(model, file)
-        super().__init__(features, vocabularies, self._widths(features))
         self._dim = dim
+        expected = {name for feature in features for name in feature.inputs}
+        inputs = {node.name: node.shape for node in self._session.get_inputs()}
+        if set(inputs) != expected:
+            raise TowerError(
+                f"{file}: expected the inputs {sorted(expected)} of the manifest's {file.split('_')[0]}_features, "
+                f"found {sorted(inputs)}"
+            )
+        # A tower may fix how many entries of a list it takes; lists are then padded to that width.
+        widths = {name: shape[1] for name, shape in inputs.items() if len(shape) == 2 and isinstance(shape[1], int)}
+        super().__init__(features, vocabularies, widths)
 
     def embed(self, inputs: Inputs) -> Float32:
         """Compute embeddings, float32 [B, D]; raises FeatureError or TowerError.
@@ -72,17 +81,6 @@ class Tower(FeatureReader):
                 field="features",
             )
         return embeddings_BD
-
-    def _widths(self, features: Sequence[Feature]) -> dict[str, int]:
-        """Check that the tower's inputs match the features; returns the widths that the tower fixes."""
-        expected = {name for feature in features for name in feature.inputs}
-        inputs = {node.name: node.shape for node in self._session.get_inputs()}
-        if set(inputs) != expected:
-            raise TowerError(
-                f"{self._file}: expected the inputs {sorted(expected)} of the manifest's "
-                f"{self._file.split('_')[0]}_features, found {sorted(inputs)}"
-            )
-        return {name: shape[1] for name, shape in inputs.items() if len(shape) == 2 and isinstance(shape[1], int)}
 
 
 def onnx_session(model: bytes | Path, file: str) -> Any:

@@ -6,8 +6,6 @@ Legend: `L` labels.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,31 +97,21 @@ def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
     read beyond the end: map only files whose checksum was verified, and let the copying reader check a release before
     it is published.
     """
-    try:
-        with _reading, _deserialisation_limits(path.stat().st_size, labels):
+    with _reading:
+        bounded = hasattr(faiss, "set_deserialization_vector_byte_limit")
+        if bounded:
+            before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
+            # FAISS compares a vector's number of elements, not bytes, with a quarter of its byte limit.
+            faiss.set_deserialization_vector_byte_limit(4 * (path.stat().st_size + 1) + _DERIVED_BYTES)
+            faiss.set_deserialization_loop_limit(max(labels, 1 << 16))
+        try:
             return faiss.read_index(str(path), _MAP if mapped else 0)
-    except RuntimeError as error:
-        raise ReleaseCorruptError(f"{path}: FAISS {faiss.__version__} cannot read this index: {error}") from error
-
-
-@contextmanager
-def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
-    """Bound the memory that reading may allocate, inside the block.
-
-    The limits are globals of FAISS, so the caller holds `_reading`.
-    """
-    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
-        yield
-        return
-    before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
-    # FAISS compares a vector's number of elements, not bytes, with a quarter of its byte limit.
-    faiss.set_deserialization_vector_byte_limit(4 * (file_bytes + 1) + _DERIVED_BYTES)
-    faiss.set_deserialization_loop_limit(max(labels, 1 << 16))
-    try:
-        yield
-    finally:
-        faiss.set_deserialization_vector_byte_limit(before[0])
-        faiss.set_deserialization_loop_limit(before[1])
+        except RuntimeError as error:
+            raise ReleaseCorruptError(f"{path}: FAISS {faiss.__version__} cannot read this index: {error}") from error
+        finally:
+            if bounded:
+                faiss.set_deserialization_vector_byte_limit(before[0])
+                faiss.set_deserialization_loop_limit(before[1])
 
 
 def _read_lists(path: Path, labels: int, lists: int) -> Int32:

@@ -27,7 +27,7 @@ from longtail.index.release.index_files import (
     read_index,
     read_priors,
 )
-from longtail.index.search.gpu import check_device
+from longtail.index.search.gpu import check_gpu
 from longtail.index.search.milvus_searcher import Collection, MilvusSearcher
 from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.search.searcher import Searcher
@@ -86,7 +86,8 @@ def open_release(
     Raises:
         LongtailIndexError, BundleError: the device or server is missing, or the release differs from its manifest.
     """
-    check_device(device)
+    if device == "gpu":
+        check_gpu()
     if state is None:
         return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
     with _verifying(path, state) as needed:

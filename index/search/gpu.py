@@ -16,7 +16,6 @@ import faiss
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.errors import DeviceError
-from longtail.index.manifests import Device
 
 GPU_MAX_RESULTS = 2_048
 """Largest number of results, and of visited lists, of one search."""
@@ -25,10 +24,8 @@ GPU_MAX_RESULTS = 2_048
 _searching = threading.Lock()
 
 
-def check_device(device: Device) -> None:
-    """Refuse a device that this installation or machine lacks."""
-    if device == "cpu":
-        return
+def check_gpu() -> None:
+    """Refuse an installation or a machine without a GPU for FAISS."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise DeviceError(
             f"device gpu: expected a GPU build of FAISS, found faiss {faiss.__version__} for CPUs; "

@@ -38,8 +38,10 @@ class _Block:
     """Attributes of some overlay rows, with cached filter results."""
 
     def __init__(
-        self, kinds: Mapping[str, FilterKind], columns: DisplayColumns, display: Sequence[Mapping[str, JsonValue]]
+        self, kinds: Mapping[str, FilterKind], catalogue: pa.Table, display: Sequence[Mapping[str, JsonValue]]
     ) -> None:
+        columns = DisplayColumns(catalogue)
+
         def column(name: str) -> pa.ChunkedArray:
             return pa.chunked_array([columns.column(name, [label[name] for label in display])])
 
@@ -77,7 +79,7 @@ class LabelAttributes:
             kind = filter_kind(display.schema.field(name).type)
             if kind is not None and (name in declared if declared is not None else _bounded(kind, display[name])):
                 self.kinds[name] = kind
-        self._display, self._columns = display, DisplayColumns(display)
+        self._display = display
         self._of_labels = Attributes(self.kinds, len(display), display.column)
         self._selected = lru_cache(_most_kept(len(display)))(self._select)
         self._rows: OverlayRows | None = None
@@ -93,9 +95,9 @@ class LabelAttributes:
         continued = self._rows is not None and rows.origin is self._rows.origin
         full = list(self._full_blocks) if continued else []
         for begin in range(len(full) * _BLOCK, len(rows) - _BLOCK + 1, _BLOCK):
-            full.append(_Block(self.kinds, self._columns, rows.added.display[begin : begin + _BLOCK]))
+            full.append(_Block(self.kinds, self._display, rows.added.display[begin : begin + _BLOCK]))
         rest = rows.added.display[len(full) * _BLOCK :]
-        blocks = [*full, _Block(self.kinds, self._columns, rest)] if len(rest) else full
+        blocks = [*full, _Block(self.kinds, self._display, rest)] if len(rest) else full
 
         def select(conditions: tuple[Condition, ...]) -> FilterMask:
             bits = np.concatenate([block.bits(conditions) for block in blocks])

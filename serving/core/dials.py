@@ -32,18 +32,6 @@ _SAME = 1e-6
 """Largest difference of two weights that are the same but for rounding to float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    default: float
-    minimum: float
-    maximum: float
-
-    def refusal(self, name: str, received: str, field: str, why: str = "") -> InvalidRequestError:
-        return InvalidRequestError(
-            f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
-        )
-
-
 class Weights(NamedTuple):
     """The weights of one query's score.
 
@@ -75,9 +63,9 @@ class Dials:
     which have no features that the tree could use.
     """
 
-    bias_removal: _Range
-    popularity: _Range
-    total: _Range | None
+    bias_removal: Popularity
+    popularity: Popularity
+    total: Popularity | None
     """Limits of λ + μ; None where λ and μ have separate coordinates."""
     tree: bool
     priors: tuple[Prior, ...]
@@ -85,16 +73,17 @@ class Dials:
     """Default weight of every prior."""
     query_defaults_P: Float32
     """Default weight of every prior for queries, which answer ids leave out."""
-    cooccurrence: _Range | None
+    cooccurrence: Popularity | None
     """Limits of ω; None without such a term."""
 
     @classmethod
     def create_for_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of queries; all defaults are the release's."""
-        dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
+        dial, defaults_P = manifest.bias_removal, priors.defaults
         total = dial if manifest.kappa_popularity is None and not tree else None
-        weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        return cls(dial, prior, total, tree, priors.settings, priors.defaults, priors.defaults, weight)
+        return cls(
+            dial, manifest.popularity, total, tree, priors.settings, defaults_P, defaults_P, manifest.cooccurrence
+        )
 
     @classmethod
     def create_for_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
@@ -102,13 +91,17 @@ class Dials:
 
         These seek similarity, not popularity, so all defaults are 0, or the limit nearest to 0.
         """
-        dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
+        settings: list[Popularity] = [manifest.bias_removal, manifest.popularity]
+        settings += [] if manifest.cooccurrence is None else [manifest.cooccurrence]
+        dial, prior, *weight = (limits.model_copy(update={"default": _nearest_zero(limits)}) for limits in settings)
         if tree:
-            dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
-        defaults_P = np.array([_around_zero(_range(prior)).default for prior in priors.settings], np.float32)
-        weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
+            limits = {"minimum": min(dial.minimum, prior.minimum), "maximum": max(dial.maximum, prior.maximum)}
+            dial = dial.model_copy(update=limits)
+        defaults_P = np.array([_nearest_zero(limits) for limits in priors.settings], np.float32)
         total = dial if manifest.kappa_popularity is None else None
-        return cls(dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weight)
+        return cls(
+            dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weight[0] if weight else None
+        )
 
     @cached_property
     def table(self) -> int:
@@ -138,11 +131,12 @@ class Dials:
         prior = self.popularity.default if options.popularity is None else options.popularity
         if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
             why = _BELOW_ZERO if self.tree and noise < 0 else ""
-            raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
+            raise _outside(self.bias_removal, "bias_removal", describe(noise), f"{prefix}bias_removal", why)
         if not self.popularity.minimum <= prior <= self.popularity.maximum:
-            raise self.popularity.refusal("popularity", describe(prior), f"{prefix}popularity")
+            raise _outside(self.popularity, "popularity", describe(prior), f"{prefix}popularity")
         if self.total is not None and not self.total.minimum <= noise + prior <= self.total.maximum:
-            raise self.total.refusal(
+            raise _outside(
+                self.total,
                 "bias_removal + popularity",
                 f"{describe(noise)} + {describe(prior)}",
                 f"{prefix}{'bias_removal' if options.popularity is None else 'popularity'}",
@@ -173,7 +167,7 @@ class Dials:
         if weight is None:
             return limits.default
         if not limits.minimum <= weight <= limits.maximum:
-            raise limits.refusal("cooccurrence", describe(weight), f"{prefix}cooccurrence")
+            raise _outside(limits, "cooccurrence", describe(weight), f"{prefix}cooccurrence")
         return weight
 
     def reach(self, popularity: float) -> tuple[float, float]:
@@ -232,7 +226,7 @@ class Dials:
                     # The coordinate counts days from the newest label of the build, and the score counts from now.
                     shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
                 if not fits:
-                    raise _range(prior).refusal(f"{group}.{name}", describe(weight), f"{prefix}{group}.{name}")
+                    raise _outside(prior, f"{group}.{name}", describe(weight), f"{prefix}{group}.{name}")
                 weights_P[index_of[name]] = weight
         return weights_P, shift
 
@@ -248,9 +242,12 @@ def _unknown_prior(group: str, name: str, names: list[str], field: str) -> Inval
     )
 
 
-def _range(limits: Popularity | Prior) -> _Range:
-    return _Range(limits.default, limits.minimum, limits.maximum)
+def _outside(limits: Popularity | Prior, name: str, received: str, field: str, why: str = "") -> InvalidRequestError:
+    """Create the error of a weight outside its limits."""
+    return InvalidRequestError(
+        f"expected {limits.minimum} <= {name} <= {limits.maximum}, received {received}{why}", field=field
+    )
 
 
-def _around_zero(limits: _Range) -> _Range:
-    return _Range(min(max(0.0, limits.minimum), limits.maximum), limits.minimum, limits.maximum)
+def _nearest_zero(limits: Popularity | Prior) -> float:
+    return min(max(0.0, limits.minimum), limits.maximum)

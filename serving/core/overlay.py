@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,8 @@ class OverlayRows:
 
     def changed(self, retired: Sequence[int], more: AddedLabels, augmented_BE: Float32) -> OverlayRows:
         """Append rows, and retire others by their numbers."""
+        if not len(self):  # `NO_OVERLAY_ROWS` lacks the columns of this release
+            return OverlayRows.create(more, augmented_BE)
         arrays, columns = self.origin, _collect_columns(more, augmented_BE)
         in_use_M = np.append(self.in_use_M, np.ones(len(more), np.bool_))
         in_use_M[np.array(retired, np.int64)] = False
@@ -137,6 +139,16 @@ def _collect_columns(added: AddedLabels, augmented_ME: Float32) -> _Columns:
         elif column is not None:
             columns[name] = column
     return columns
+
+
+NO_OVERLAY_ROWS = OverlayRows(
+    AddedLabels(
+        [], NO_ROWS, np.empty((0, 0), np.float32), NO_ROWS, np.empty(0, np.float32), None, np.empty(0, np.int8), None,
+        [], np.empty((0, 0), np.float32), np.empty((0, 2), np.int64),
+    ),
+    np.empty((0, 0), np.float32), np.empty(0, np.bool_), 0, _Arrays({"ids": np.empty(0, np.object_)}, 0),
+)  # fmt: skip
+"""Rows of a release without changes. Most releases stay so, so that none has rows of its own before the first."""
 
 
 def _resized(column: npt.NDArray[Any], length: int, room: int) -> npt.NDArray[Any]:
@@ -187,13 +199,10 @@ class Overlay:
         Raises:
             BundleInvariantError: JSON cannot represent a display column.
         """
-        adder = LabelAdder(bundle)
-        release = _BuiltRelease(adder, rows, bundle, searcher, max_new_labels)
-        added, _ = adder.add([])
         return cls(
             base=bundle.manifest.labels,
             changes=LabelChanges(),
-            rows=OverlayRows.create(added, release.augmented(added)),
+            rows=NO_OVERLAY_ROWS,
             hidden=NO_ROWS,
             replaced=NO_ROWS,
             replacing=NO_ROWS,
@@ -201,7 +210,7 @@ class Overlay:
             skipped={},
             searcher=searcher,
             _visible=searcher,
-            _release=release,
+            _release=_BuiltRelease(rows, bundle, searcher, max_new_labels),
         )
 
     @property
@@ -264,8 +273,9 @@ class Overlay:
 
     def load_tower(self) -> None:
         """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
-        with serving_errors("labels"), suppress(FixedLabelsError):
-            self._release.adder.load()
+        if self._release.bundle.label_model is not None:
+            with serving_errors("labels"):
+                self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse labels that could not be served.
@@ -294,7 +304,8 @@ class Overlay:
         """Get the augmented rows of labels, float32 [N, E]."""
         above_N = rows_N >= self.base
         rows_NE = self._release.bundle.rows(np.where(above_N, 0, rows_N))
-        rows_NE[above_N] = self.rows.augmented_ME[rows_N[above_N] - self.base]
+        if above_N.any():  # `NO_OVERLAY_ROWS` has rows of another width
+            rows_NE[above_N] = self.rows.augmented_ME[rows_N[above_N] - self.base]
         return rows_NE
 
     def embed(self, features: Features) -> Float32:
@@ -411,11 +422,15 @@ class Overlay:
 class _BuiltRelease:
     """Parts of a release that all its overlays share."""
 
-    adder: LabelAdder
     rows: Mapping[str, int]
     bundle: Bundle
     searcher: HidingSearcher
     max_new_labels: int
+
+    @cached_property
+    def adder(self) -> LabelAdder:
+        """Get what embeds labels; only a label tower or a change needs it."""
+        return LabelAdder(self.bundle)
 
     def augmented(self, added: AddedLabels) -> Float32:
         """Compute augmented rows, float32 [M, E]."""
