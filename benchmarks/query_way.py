@@ -1,16 +1,17 @@
-"""The functions of this package that run between a request and its answer, found by a profiler.
+"""The functions of this package that run between a request and its answer, or load a release, found by a profiler.
 
     python -m benchmarks.query_way [RELEASES]
 
 The module serves RELEASES, or a release of 2,000 synthetic labels, with uvicorn in a thread of this process. After a
 warm-up it lists the functions that each of ten POST /v1/retrieve calls in the threads that read, search and answer,
-with their files and numbers of calls. Comprehensions, generator expressions and lambdas count as part of the function
-around them.
+with their files and numbers of calls. Then it loads the synthetic release in this thread. Comprehensions, generator
+expressions and lambdas count as part of the function around them.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ import uvicorn
 import longtail.serving
 from longtail.index import build, open_releases
 from longtail.serving import Settings, create_app
+from longtail.serving.core.loader import load_release
 from tests.bundles import make_bundle
 from tests.serving.process import free_port
 
@@ -57,24 +59,46 @@ def served(releases: Path, state: Path) -> Iterator[str]:
         thread.join()
 
 
+def _name_function(frame: FrameType) -> tuple[str, str] | None:
+    """Get file and name of a function of the rooms on the way; None for others."""
+    code = frame.f_code
+    if code.co_name[0] == "<" or not code.co_filename.startswith(str(_ROOT)):
+        return None
+    file = Path(code.co_filename).relative_to(_ROOT)
+    return (str(file), code.co_qualname.replace("<locals>.", "")) if file.parts[0] in _ROOMS else None
+
+
+def calls_of_a_load() -> Counter[tuple[str, str]]:
+    """Count the calls that load a synthetic release, by file and function."""
+    calls = Counter[tuple[str, str]]()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and (name := _name_function(frame)) is not None:
+            calls[name] += 1
+
+    with TemporaryDirectory() as scratch:
+        make_bundle(labels=2_000).write(Path(scratch, "bundle"))
+        name, releases = build(Path(scratch, "bundle"), Path(scratch, "releases")).name, Path(scratch, "releases")
+        load_release(open_releases(releases), name)  # a first load imports modules and fills caches of the process
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        try:
+            load_release(open_releases(releases), name)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    return calls
+
+
 def calls_of_a_query(releases: Path | None = None) -> Counter[tuple[str, str]]:
     """Count the calls that each of ten queries makes, by file and function; None: a synthetic release."""
     rounds: list[Counter[tuple[str, str]]] = []
     counting = False
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
         serves = threading.current_thread().name.startswith(("serve", "search"))
-        if (
-            counting
-            and serves
-            and event == "call"
-            and code.co_name[0] != "<"
-            and code.co_filename.startswith(str(_ROOT))
-        ):
-            file = Path(code.co_filename).relative_to(_ROOT)
-            if file.parts[0] in _ROOMS:
-                rounds[-1][str(file), code.co_qualname.replace("<locals>.", "")] += 1
+        if counting and serves and event == "call" and (name := _name_function(frame)) is not None:
+            rounds[-1][name] += 1
 
     threading.setprofile(profile)
     try:
@@ -105,10 +129,10 @@ def calls_of_a_query(releases: Path | None = None) -> Counter[tuple[str, str]]:
 
 def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
     """Print the functions, then the numbers of functions, files and calls."""
-    calls = calls_of_a_query(releases)
-    for (file, name), count in sorted(calls.items()):
-        print(f"{count:5}  {file:40} {name}")
-    print(f"{len(calls)} functions in {len({file for file, _ in calls})} files, {calls.total()} calls")
+    for way, calls in (("query", calls_of_a_query(releases)), ("load", calls_of_a_load())):
+        for (file, name), count in sorted(calls.items()):
+            print(f"{count:5}  {file:40} {name}")
+        print(f"{way}: {len(calls)} functions in {len({file for file, _ in calls})} files, {calls.total()} calls")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class FeatureReader:
                 ids = cast("list[str]", present) if set(map(type, present)) <= _ONLY_STRINGS else _strings(present)
                 if isinstance(ids, int):
                     raise refused(present_B[ids], feature.name, "id", present[ids])
-                rows_B = np.array(self._vocabularies[str(feature.vocabulary)].lookup_all(ids), np.int32)
+                rows_B = np.array(self._vocabularies[str(feature.vocabulary)].find_all(ids), np.int32)
                 if len(ids) < len(values_B):
                     rows_b, rows_B = rows_B, np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
                     rows_B[present_B] = rows_b
@@ -135,7 +135,7 @@ class FeatureReader:
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
-            rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
+            rows = self._vocabularies[str(feature.vocabulary)].find_all(ids)
         shape = len(lengths), width or max([1, *lengths])
         if len(rows) == shape[0] * shape[1]:
             rows_BP, weights_BP = np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)

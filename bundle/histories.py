@@ -98,7 +98,7 @@ class Remembered:
         return rows_H[newest_H[last_H] < 0]
 
     def _entries(self, query_id: str) -> Int64:
-        rows_R = self.rows_QR[self.queries.lookup_all([query_id])[0]]
+        rows_R = self.rows_QR[self.queries.find_all([query_id])[0]]
         rows_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
         return rows_H
 

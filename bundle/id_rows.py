@@ -11,6 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import count
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.errors import require
+from longtail.bundle.ids import respelled
 
 _MAX_KEPT = 1 << 16
 """Size at which the cache of found ids is emptied."""
@@ -37,19 +40,25 @@ class IdRows(Mapping[str, int]):
         ids: string or, beyond 2 GiB, large_string [L], distinct and not null.
         order_L: int32, rows in the order of their ids by code points; None: sorted when first needed.
 
+    Attributes:
+        first: row of the first id.
+        unknown: row that `find_all` gives for an id that is not in the table.
+
     Example:
         >>> import pyarrow as pa
         >>> rows = IdRows(pa.array(["a", "b"]))
         >>> rows["b"], rows.get("c"), rows.find_all(["b", "c", "a"])
-        (1, None, [1, None, 0])
+        (1, None, [1, -1, 0])
     """
+
+    first, unknown = 0, -1
 
     def __init__(self, ids: pa.Array, order_L: Int32 | None = None) -> None:
         large = pa.types.is_large_string(ids.type)
         self.ids = ids if large or pa.types.is_string(ids.type) else ids.cast(pa.string())
         self._stored_order_L = order_L
         self._caches_all = len(ids) <= _ALL_KEPT
-        self._cache = dict(zip(self.ids.to_pylist(), range(len(ids)), strict=True)) if self._caches_all else {}
+        self._cache = dict(zip(self.ids.to_pylist(), count(self.first))) if self._caches_all else {}
         _, offsets, text = self.ids.buffers()
         self._offsets = memoryview(offsets or b"").cast("B").cast("q" if large else "i")[self.ids.offset :]
         self._text = memoryview(text or b"").cast("B")
@@ -99,17 +108,28 @@ class IdRows(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def find_all(self, ids: Sequence[str]) -> list[int | None]:
-        """Get the rows of some ids, in order; None for an id that is not in the table."""
+    def find_all(self, ids: Sequence[str]) -> list[int]:
+        """Get the rows of some ids, in order; `unknown` for an id that is not in the table.
+
+        Such an id counts as the boolean or whole number that it spells, like in training.
+        """
         rows = list(map(self._cache.get, ids))
-        if self._caches_all or None not in rows:
-            return rows
-        unknown = [i for i, row in enumerate(rows) if row is None]
-        missing = [ids[i] for i in unknown]
-        rows_found = self._find_several(missing) if len(missing) >= _SEVERAL else list(map(self._find, missing))
-        self._remember({id_: row for id_, row in zip(missing, rows_found, strict=True) if row is not None})
-        for i, row in zip(unknown, rows_found, strict=True):
+        if None not in rows:
+            return cast("list[int]", rows)
+        missing = [i for i, row in enumerate(rows) if row is None]
+        for i, row in zip(missing, self._find_stored([ids[i] for i in missing]), strict=True):
             rows[i] = row
+        others = {i: other for i in missing if rows[i] is None and (other := respelled(ids[i])) != ids[i]}
+        for i, row in zip(others, self._find_stored([*others.values()]), strict=True):
+            rows[i] = row
+        return [self.unknown if row is None else row for row in rows]
+
+    def _find_stored(self, ids: Sequence[str]) -> list[int | None]:
+        """Get the rows of ids as they are spelled; None for an id that is not in the table."""
+        if self._caches_all:
+            return list(map(self._cache.get, ids))
+        rows = self._find_several(ids) if len(ids) >= _SEVERAL else list(map(self._find, ids))
+        self._remember({id_: row for id_, row in zip(ids, rows, strict=True) if row is not None})
         return rows
 
     def forget(self) -> None:
@@ -141,7 +161,7 @@ class IdRows(Mapping[str, int]):
         position = bisect_left(self._ordered_rows, text, max(0, end - _STEP), min(end, len(self)), key=self._read_text)
         if position == len(self) or self._read_text(row := self._ordered_rows[position]) != text:
             return None
-        return row
+        return self.first + row
 
     def _find_several(self, ids: Sequence[str]) -> list[int | None]:
         """Find several ids by one vectorised bisection."""
@@ -158,7 +178,7 @@ class IdRows(Mapping[str, int]):
             return [None] * len(ids)
         rows_N = self.order[np.minimum(low_N, len(self) - 1)]
         matches_N = pc.equal(column.take(pa.array(rows_N)), texts).to_pylist()
-        return [row if matches else None for row, matches in zip(rows_N.tolist(), matches_N, strict=True)]
+        return [self.first + row if matches else None for row, matches in zip(rows_N.tolist(), matches_N, strict=True)]
 
 
 def _bytes(id_: str) -> bytes:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import string
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from unicodedata import category, normalize
 
 import numpy as np
@@ -18,7 +16,6 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.ids import respelled
 from longtail.bundle.mapped_table import ORDER, map_columns, write_table
 
 if TYPE_CHECKING:
@@ -27,39 +24,20 @@ if TYPE_CHECKING:
 OUT_OF_VOCABULARY = 0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Vocabulary:
+class Vocabulary(IdRows):
     """Map ids (strings) to rows 1..n of an embedding table; row 0 is the out-of-vocabulary row.
 
     Args:
         ids: string [n], distinct and not null; the i-th maps to row i + 1.
-        order: int32 [n], positions in the order of the ids by code points; None: sorted when first needed.
+        order_L: int32 [n], positions in the order of the ids by code points; None: sorted when first needed.
     """
 
-    ids: pa.Array
-    order: Int32 | None = None
-
-    @cached_property
-    def _rows_by_id(self) -> IdRows:
-        return IdRows(self.ids, self.order)
+    first, unknown = 1, OUT_OF_VOCABULARY
 
     @property
     def rows(self) -> int:
         """Return the number of rows of the embedding table, with the out-of-vocabulary row."""
         return len(self.ids) + 1
-
-    def lookup_all(self, ids: Sequence[str]) -> list[int]:
-        """Get the rows of a few ids, in order; unknown ids get row 0.
-
-        An unknown id counts as the boolean or whole number that it spells, like in training.
-        """
-        rows = self._rows_by_id.find_all(ids)
-        if None in rows:
-            others = {i: other for i, row in enumerate(rows) if row is None and (other := respelled(ids[i])) != ids[i]}
-            for i, row in zip(others, self._rows_by_id.find_all([*others.values()]), strict=True):
-                rows[i] = row
-            return [OUT_OF_VOCABULARY if row is None else row + 1 for row in rows]
-        return [row + 1 for row in cast("list[int]", rows)]
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
         """Get the rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""
@@ -69,17 +47,13 @@ class Vocabulary:
 
     def write(self, path: Path) -> None:
         """Write an Arrow file of the ids and their order."""
-        write_table(path, pa.table({"id": self.ids, ORDER: self._rows_by_id.order}))
+        write_table(path, pa.table({"id": self.ids, ORDER: self.order}))
 
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
         """Map a file of `write`; `verify` checks that no text ends beyond the file."""
         ids, numbers, _ = map_columns(path, "id", {ORDER: np.int32}, verify=verify)
         return cls(ids, numbers[ORDER])
-
-    def check(self, name: str) -> None:
-        """Check that the ids are distinct and in order; raises BundleInvariantError."""
-        self._rows_by_id.check(name)
 
 
 _PLANES_WITH_MARKS = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))

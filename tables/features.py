@@ -43,7 +43,7 @@ def feature_columns(
 def as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
     """Choose for each id of a text file: its spelling if the release knows that, otherwise its parsed value."""
     words = [text or "" for text in texts]
-    rows = vocabulary.lookup_all(words)
+    rows = vocabulary.find_all(words)
     return [text if text and row else value for text, value, row in zip(texts, values, rows, strict=True)]
 
 

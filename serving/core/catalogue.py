@@ -142,8 +142,7 @@ class Catalogue:
         """Look up ids, int64 [N]; −1 for an unknown id."""
         texts = set(map(type, ids)) == {str}
         rows = self._rows(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
-        known_rows = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
-        return np.fromiter(known_rows, np.int64, len(known_rows))
+        return np.fromiter(rows, np.int64, len(rows))
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Get the label embeddings of some rows, float32 [N, D]."""
@@ -181,13 +180,13 @@ class Catalogue:
 
     def find_buckets(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 if unknown."""
-        return [-1 if row is None else self._bucket(row) for row in self._rows(ids)]
+        return [row if row < 0 else self._bucket(row) for row in self._rows(ids)]
 
     def spelled(self, ids: Sequence[str]) -> list[str]:
         """Spell ids as this release does, such as `39` for `39.0`; others stay."""
         spelled = dict[str, None]()
         for id_, row in zip(ids, self._rows(ids), strict=True):
-            spelled[id_ if row is None or self._row(id_) is not None else respelled(id_)] = None
+            spelled[id_ if row < 0 or self._row(id_) is not None else respelled(id_)] = None
         return list(spelled)
 
     def _bucket(self, row: int) -> int:
@@ -228,17 +227,15 @@ class Catalogue:
         counts_N = self._gather(self._labels.counts, lambda added, rows: added.counts[rows], rows_N)
         return AnsweredLabels(json_N, counted_N, self.buckets(rows_N), counts_N)
 
-    def _rows(self, ids: Sequence[str]) -> list[int | None]:
-        """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
+    def _rows(self, ids: Sequence[str]) -> list[int]:
+        """Look up ids like `IdRows.find_all`, in the overlay too."""
         if self._overlay is None or not self._overlay.rows.count:
-            rows = list(self.row_of.find_all(ids))
-        else:
-            rows = [self._row(id_) for id_ in ids]
-        if None in rows:
-            for i, id_ in enumerate(ids):
-                if rows[i] is None and (other := respelled(id_)) != id_:
-                    rows[i] = self._row(other)
-        return rows
+            return self.row_of.find_all(ids)
+        rows = [self._row(id_) for id_ in ids]
+        for i, id_ in enumerate(ids):
+            if rows[i] is None and (other := respelled(id_)) != id_:
+                rows[i] = self._row(other)
+        return [NO_ROW if row is None else row for row in rows]
 
     def _row(self, id_: str) -> int | None:
         if self._overlay is not None and (row := self._overlay.find_row(id_)) is not None:

@@ -398,12 +398,12 @@ class Histories:
                     of_history[row] = of_history[row][0] + ids, of_history[row][1] + unknown
                     continue
                 if unknown and remembered is not None and name == self.query_id:
-                    unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][name]))])[0])
+                    unknown = int(not remembered.queries.find_all([str(id_text(features_B[row][name]))])[0])
                 of_query[row] = of_query[row][0] + ids, of_query[row][1] + unknown
         if remembered is not None and self.extra_id is not None:
             for row, features in enumerate(features_B):
                 if (id_ := id_text(features.get(self.extra_id))) is not None:
-                    unknown = int(not remembered.queries.lookup_all([id_])[0])
+                    unknown = int(not remembered.queries.find_all([id_])[0])
                     of_query[row] = of_query[row][0] + 1, of_query[row][1] + unknown
         for row, history in enumerate(histories):
             if history.ids:

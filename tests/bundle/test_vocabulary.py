@@ -16,7 +16,7 @@ def vocabulary() -> Vocabulary:
 def test_ids_map_to_rows_from_one_and_unknown_ids_to_row_zero(vocabulary: Vocabulary) -> None:
     assert OUT_OF_VOCABULARY == 0
     assert vocabulary.rows == 4
-    assert vocabulary.lookup_all(["b", "a", "ü", "A", "", "nobody"]) == [1, 2, 3, 0, 0, 0]
+    assert vocabulary.find_all(["b", "a", "ü", "A", "", "nobody"]) == [1, 2, 3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_empty_vocabulary_has_only_the_unknown_row(tmp_path: Path) -> None:
     empty.write(tmp_path / "empty.arrow")
 
     for item in (empty, Vocabulary.read(tmp_path / "empty.arrow")):
-        assert (item.rows, item.lookup_all(["a"]), item.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
+        assert (item.rows, item.find_all(["a"]), item.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
 
 
 def test_written_vocabulary_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_written_vocabulary_is_mapped(vocabulary: Vocabulary, tmp_path: Path) ->
     allocated = pa.total_allocated_bytes()
     read = Vocabulary.read(tmp_path / "ids.arrow")
     assert read.ids.to_pylist() == ["b", "a", "ü"]
-    assert read.lookup_all(["ü", "nobody", "a"]) == [3, 0, 2]
+    assert read.find_all(["ü", "nobody", "a"]) == [3, 0, 2]
     assert pa.total_allocated_bytes() == allocated
 
 

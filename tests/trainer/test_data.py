@@ -275,7 +275,7 @@ def test_ids_beyond_2_gib_of_text_are_read(tmp_path: Path, monkeypatch: pytest.M
         vocabulary.write(tmp_path / f"{name}.arrow")
         ids = vocabulary.ids.to_pylist()
         assert ids == Encoding.fit(recipe, usual).vocabularies[name].ids.to_pylist()
-        assert Vocabulary.read(tmp_path / f"{name}.arrow").lookup_all([*ids, "?"]) == [*range(1, len(ids) + 1), 0]
+        assert Vocabulary.read(tmp_path / f"{name}.arrow").find_all([*ids, "?"]) == [*range(1, len(ids) + 1), 0]
 
 
 def test_batches_number_pairs_beyond_two_to_the_31st() -> None:

@@ -84,7 +84,7 @@ def repeat_cells(counts: np.ndarray, times: int) -> np.ndarray:
 
 def compute_scores(bundle: Bundle, bias_removal: float, popularity: float = 0.0) -> np.ndarray:
     """Logits of the queries and groups, as an index computes them, less their mean over groups; [X, GROUPS]."""
-    names = np.array(bundle.vocabularies["user_id"].lookup_all([str(x) for x in range(X)]), np.int32)
+    names = np.array(bundle.vocabularies["user_id"].find_all([str(x) for x in range(X)]), np.int32)
     (queries_XD,) = onnx_session(bundle.query_tower, "query_tower.onnx").run(None, {"user_id": names})
     rows = bundle.augmentation.queries(queries_XD, bias_removal, popularity)
     scores_XL = rows @ bundle.rows().T / bundle.manifest.temperature

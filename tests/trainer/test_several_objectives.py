@@ -208,7 +208,7 @@ def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
 def test_bundles_serve_and_describe_the_weighted_sum(shop: Path) -> None:
     """Its scores are inner products, of unit labels with a sum of cosines' queries; metrics.json has each objective."""
     bundle, expected = Bundle.load(shop / "bundle"), scores(shop, {"click": 1, "purchase": 1})
-    names = np.array(bundle.vocabularies["query_id"].lookup_all([str(user) for user in range(USERS)]), np.int32)
+    names = np.array(bundle.vocabularies["query_id"].find_all([str(user) for user in range(USERS)]), np.int32)
     (queries_BD,) = onnx_session(bundle.query_tower, "query_tower.onnx").run(None, {"query_id": names})
     order = np.argsort(np.array(bundle.labels.ids.to_pylist(), int))
     np.testing.assert_allclose(queries_BD @ bundle.embeddings[order].T, expected, atol=1e-5)

@@ -59,10 +59,10 @@ def parts(bundle: Bundle, features: dict[str, Any]) -> tuple[np.ndarray, np.ndar
     assert tree is not None
     encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     query_D = encoder.embed(encoder.read([features]))[0].astype(np.float64)
-    user = bundle.vocabularies["users"].lookup_all([features.get("user_id") or ""])[0]
+    user = bundle.vocabularies["users"].find_all([features.get("user_id") or ""])[0]
     z_K = tree.offset.astype(np.float64) + tree.projection["user_id"][user]
     for item in features["history"] or []:
-        z_K += tree.projection["history"][bundle.vocabularies["items"].lookup_all([item])[0]]
+        z_K += tree.projection["history"][bundle.vocabularies["items"].find_all([item])[0]]
     bias_L = 0 if bundle.labels.bias is None else bundle.labels.bias
     f_L = bundle.embeddings.astype(np.float64) @ query_D / manifest.temperature + bias_L
     return f_L, log_p_n(tree, z_K)

@@ -55,7 +55,7 @@ def test_a_lookup_becomes_a_vocabulary(tmp_path: Path, options: dict[str, Any]) 
     bundle = export(tmp_path, model, queries=[*USERS, "a stranger", ""])
     vocabulary = Bundle.load(tmp_path / "films").vocabularies["user_id"]
     requested = ["dan", "ann", "zoë", "bob", "a stranger", ""]
-    rows = np.array(vocabulary.lookup_all(requested), np.int32)
+    rows = np.array(vocabulary.find_all(requested), np.int32)
     assert rows[4] == 0
     assert len({*rows[:4].tolist()}) == 4
     np.testing.assert_allclose(run(bundle, user_id=rows), model(tf.constant(requested)), atol=1e-6)
@@ -65,7 +65,7 @@ def test_a_lookup_becomes_a_vocabulary(tmp_path: Path, options: dict[str, Any]) 
 def test_integers_are_looked_up_as_decimals(tmp_path: Path, mask_token: int | None) -> None:
     model = lookup([7, 42, -5], mask_token=mask_token)
     bundle = export(tmp_path, model, queries=[42, 7, -5, 99], feature="shop")
-    rows = np.array(bundle.vocabularies["shop"].lookup_all(["42", "7", "-5", "99"]), np.int32)
+    rows = np.array(bundle.vocabularies["shop"].find_all(["42", "7", "-5", "99"]), np.int32)
     np.testing.assert_allclose(run(bundle, shop=rows), model(tf.constant([42, 7, -5, 99])), atol=1e-6)
 
 
