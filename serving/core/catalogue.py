@@ -201,6 +201,7 @@ class Catalogue:
         missing = [row for row in rows if row not in cached and row < first]
         if missing:
             if len(cached) + len(missing) > _MOST_CACHED:
+                # A new dictionary, because other threads may still read the old one.
                 cached = self._json_of_row = {}
                 missing = [row for row in rows if row < first]
             missing_R = np.array(missing, np.int64)

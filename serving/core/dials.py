@@ -214,6 +214,7 @@ class Dials:
                 if name not in index_of:
                     raise _unknown_prior(group, name, list(index_of), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
                 prior = self.priors[index_of[name]]
+                # The shortest half-life gives the largest weight only up to rounding.
                 fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
                 if group == "decay" and options.decay is not None:
                     if not fits:

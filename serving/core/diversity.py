@@ -49,6 +49,7 @@ def diversify_each(
     pools: dict[int, int] = {}
     depths = {i: query.diversity.pool for i, query in enumerate(queries) if query.diversity is not None}
     pools_of = {i: (best[0][i], best[1][i]) for i in depths}
+    # `max_per` may rule out most of a pool, which then doubles until k labels fit.
     while depths:
         deeper: dict[int, int] = {}
         for i, depth in depths.items():

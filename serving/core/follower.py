@@ -130,6 +130,7 @@ class ReleaseFollower:
         """
         before = self._served
         if self._fetcher is not None:
+            # The fetcher downloads what the store names now; CURRENT is read after it.
             self._looked.clear()
             self._fetch_requested.set()
             self._looked.wait(_PATIENCE_SECONDS)

@@ -39,6 +39,7 @@ def load_release(
 
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
+    # ONNX Runtime reads a tower from its file, so that no copy of its bytes stays in memory.
     release = releases.open(name, device=device, towers=False, state=state)
     filterable = release.manifest.filterable
     with serving_errors("queries"):
@@ -46,6 +47,7 @@ def load_release(
         retriever.promises = _measure_promises(retriever.view_at())
         if release.queries is not None:
             retriever.query_index = _create_retriever(release.queries)
+    # Declared columns will be filtered by; others may never be.
     retriever.catalogue.attributes.read_columns(filterable or ())
     # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
     _warm(retriever)
@@ -61,7 +63,9 @@ def _warm(retriever: Retriever) -> None:
     k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
     retriever.retrieve(
         [
+            # No label has the id "": looking it up reads the stored order of ids.
             RetrieveQuery(features=retriever.encoder.example(), k=k, exclude=[""]),
+            # Features of nothing, the largest λ and a history take the other branches of an answer.
             RetrieveQuery(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[id_]),
         ]
     )

@@ -192,6 +192,7 @@ class Mirror:
         catalogue, served = retriever.catalogue, list[tuple[RetrieveQuery, list[str], Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if random.random() < share and not query.explore and query.vector is None:
+                # By id, because rows mean other labels in the staged release.
                 labels = catalogue.get_ids(retrieval.rows_N[start:end]).to_pylist()
                 served.append((query, labels, retrieval.buckets_N[start:end]))
 
@@ -219,6 +220,7 @@ class Mirror:
 
     def _put(self, queries: int, count: Count) -> None:
         with self._changing:
+            # Dropped, because serving must not wait for the mirror.
             if self._waiting > _WAITING:
                 self._skipped += queries
                 return

@@ -380,6 +380,7 @@ class Overlay:
         # A new masked searcher loses its caches: only if the mask has changed.
         visible = self._visible
         if is_in(without_members(touched_R, masked_R), self.masked).any():
+            # A label is visible again, but `without` can only hide: begin with the built searcher.
             visible = release.searcher.without(masked) if masked.size else release.searcher
         elif len(masked) > len(self.masked):
             visible = visible.without(without_members(masked_R, self.masked))

@@ -174,6 +174,7 @@ class Ranker:
         """
         if batch.boosts_B is not None:
             return self._rank_boosted(batch, batch.boosts_B)
+        # Without any filter, a searcher need not group the queries by filter.
         products_BK, rows_BK = self._searcher.search(
             self._augmentation.queries(
                 batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP, batch.bias_B

@@ -172,6 +172,7 @@ class Retriever:
             at, of_labels.find_span(at), of_added, overlay.rows.in_use_M
         )
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
+        # A tree ranks every label, so it needs the unavailable rows; a searcher leaves them out.
         hidden = overlay.hidden if self.bundle.proposal is None else available.labels.excluded_rows
         view._set_rankers(
             overlay.searcher_within(available.labels, available.of_overlay_M), with_members(hidden, overlay.hidden)
@@ -275,6 +276,7 @@ class Retriever:
         Args:
             arms_B: the arm of an experiment that each query is in; None: no experiment runs.
         """
+        # One view for the whole batch, so that no label comes or ends in between.
         if self.has_lifetimes and self._available is None:
             return self.view_at().retrieve(queries, draws, arms_B)
         started, catalogue = perf_counter(), self.catalogue
@@ -300,9 +302,11 @@ class Retriever:
             vectors_BD, inputs = np.stack(list(vector_of.values())), dict[str, Any]()
         else:
             vectors_BD, inputs = self._embed([query.features or {} for query in queries])
+            # The tower has embedded no features at all in the rows of vectors.
             if vector_of:
                 vectors_BD = vectors_BD.copy()
                 vectors_BD[list(vector_of)] = list(vector_of.values())
+        # Labels were moved by the same vector before the index was built.
         if self._centre_D is not None:
             vectors_BD = vectors_BD - self._centre_D
         ids = self._histories.count_ids(queries, inputs, histories, catalogue)
@@ -361,6 +365,7 @@ class Retriever:
         term = cooccurrence.term(self._find_built_rows(query.history_H))
         rows_C, values_C = self.overlay.find_served_rows(term.rows_C), np.float32(weight) * term.values_C
         if rows_C is not term.rows_C:
+            # Overlay rows are the largest, so replacing some breaks the order.
             order_C = np.argsort(rows_C)
             rows_C, values_C = rows_C[order_C], values_C[order_C]
         if query.chosen_with:
@@ -379,6 +384,7 @@ class Retriever:
             return [*self._embed(features_B)[0]]
         rows = [self.catalogue.row(str(id_), field=f"labels.{i}") for i, id_ in enumerate(items)]
         vectors_LD = self.catalogue.embeddings(rows)
+        # The table holds moved vectors; clients get the vectors of the model.
         return [*(vectors_LD if self._centre_D is None else vectors_LD + self._centre_D)]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
@@ -563,6 +569,7 @@ class Retriever:
             vectors_BD, inputs, bias_removal_B, popularity_B, [query.filter for query in queries], 0, priors_BP,
             boosts_B if any(boost is not None for boost in boosts_B) else None, bias_B,
         )  # fmt: skip
+        # Diversity chooses from a pool, which is larger than the answer.
         depths = [query.k if query.diversity is None else query.diversity.pool for query in queries]
         rows_B, scores_B = ranker.rank_each(batch, depths)
         pools, explored_B = dict[int, int](), dict[int, Explored]()

@@ -302,6 +302,7 @@ class Searches:
                 raise error.renumbered(items, pieces[error.piece].positions) from error
             raise
         answers = [answer for piece_results in results for answer in piece_results]
+        # The estimate above took mean sizes, which long texts may exceed.
         size = sum([len(answer) for answer in answers if isinstance(answer, bytes)])
         if size > settings.max_answer_bytes:
             raise _too_long(first, settings.max_answer_bytes, size)
@@ -391,6 +392,7 @@ class Searches:
         self._monitoring.count_answers(retrieval)
         if lines:
             self._monitoring.count("dropped", self._events.offer(lines))
+        # Answers to similar labels have no queries to mirror.
         if queries and self._mirror.staged is not None:
             self._mirror.offer(retriever, queries, retrieval, self._settings.mirror_share)
 
@@ -404,6 +406,7 @@ class Searches:
             buckets_K, start = retrieval.buckets_N[start:end], end
             arm = retrieval.arms_B[i] if retrieval.arms_B else None
             is_event = (arm is not None and arm.counted) or (share > 0 and random() < share)
+            # The signature names an event, so events are signed even if clients want no id.
             if key is None or not (signed_B[i] or is_event):
                 continue
             weights, is_promised = resolved.weights, resolved.represents and retrieval.promise_holds

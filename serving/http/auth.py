@@ -84,10 +84,12 @@ class Keys:
         if self._settings.insecure:
             return None
         origin, host = (headers[name].decode("latin-1") if name in headers else None for name in (b"origin", b"host"))
+        # A page of another host could act here through its visitor's browser.
         if origin is not None and not _is_local(origin):
             return ForbiddenError(
                 f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
             )
+        # A foreign name may resolve to this machine (DNS rebinding), and its page is then same-origin.
         if host is not None and not is_open and not _is_local(f"//{host}"):
             return ForbiddenError(
                 "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "

@@ -116,6 +116,7 @@ class RequestMiddleware:
             if len(scope["headers"]) > MOST_HEADERS:
                 message, refused = f"expected at most {MOST_HEADERS} headers, received more", _TOO_LARGE
                 app = error_response(id_, refused, "headers_too_large", message)
+            # A proxy may read such requests differently, which lets one request hide another (smuggling).
             elif hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
                 message = f"expected one Host, received {hosts or 'none'}"
                 app = error_response(id_, HTTPStatus.BAD_REQUEST, "malformed_request", message)

@@ -263,6 +263,7 @@ class Monitoring(Collector):
         """Count the requests and answers that wait."""
         with self._flushing:
             by_route = defaultdict[str, list[tuple[int, float]]](list)
+            # As many as wait now: other threads append meanwhile, and this must end.
             for _ in range(len(self._requests)):
                 route, status, duration = self._requests.popleft()
                 by_route[route].append((status, duration))
