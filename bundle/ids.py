@@ -37,12 +37,17 @@ def id_text(value: object) -> str | None:
     return "0" if value == 0 else text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type are strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def to_ids(column: pa.Array) -> pa.Array:
     """Convert a column to ids, string [n]; null and NaN become null. Raises TypeError for other types.
 
     A text column of booleans, or of whole numbers such as `39.0`, is read as the values that it spells.
     """
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if is_text(column.type):
         text = column.cast(pa.string())
         if _all(text, _BOOLEAN):
             return pc.utf8_lower(text)

@@ -13,6 +13,7 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.dates import parse_seconds
 from longtail.bundle.display import Display
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
+from longtail.bundle.ids import is_text
 from longtail.bundle.mapped_table import decode_chunks
 
 FROM, UNTIL = "available_from", "available_until"
@@ -85,7 +86,7 @@ def _seconds(name: str, column: pa.ChunkedArray, no_limit: int) -> Int64:
         seconds_L: Int64 = np.where(valid_L, pc.fill_null(micros, 0).to_numpy(zero_copy_only=False) // _MICRO, no_limit)
         return seconds_L
     try:
-        if pa.types.is_null(array.type) or pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        if pa.types.is_null(array.type) or is_text(array.type):
             encoded = array.cast(pa.large_string()).dictionary_encode()
             seconds = [_second(name, text, no_limit) for text in encoded.dictionary.to_pylist()]
             rows_L = pc.fill_null(encoded.indices, len(seconds)).to_numpy(zero_copy_only=False)

@@ -20,7 +20,7 @@ from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
 from longtail.bundle.histories import LogPairs, Remembered, remember
-from longtail.bundle.ids import repeated_ids
+from longtail.bundle.ids import is_text, repeated_ids
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import BiasRemoval, CooccurrenceSettings, Feature, LogColumns, Loss
 from longtail.bundle.neighbours import cooccurrences
@@ -97,7 +97,7 @@ class TrainingFacts:
         fits = vectors_LD.ndim == 2 and vectors_LD.size > 0 and set(rows.values()) == {len(ids)}
         require("every label has an id, a vector and a count", fits, f"{len(ids)} rows of each, 1 or more", rows)
         require("similarity is known", self.similarity in SIMILARITIES, SIMILARITIES, self.similarity)
-        texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
+        texts = is_text(ids.type) and not ids.null_count
         require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
         _require_ids(ids)
         is_count_L = (counts_L >= 0) & (counts_L <= _MOST) & (counts_L % 1 == 0)

@@ -11,6 +11,8 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -76,26 +78,21 @@ class _Text(NamedTuple):
     names: list[str]
 
 
+@dataclass(eq=False)
 class Database:
     """A connection to DuckDB.
 
     Attributes:
+        folder: scratch folder, deleted when the connection closes.
         views: tables of the sources that queries name.
         empty_files: names of skipped files without rows.
-
-    Args:
-        folder: scratch folder, deleted when the connection closes.
-        memory: most bytes; None: DuckDB's default.
     """
 
-    def __init__(self, folder: Path, memory: int | None) -> None:
-        self.folder, self._numbers, self.views = folder, 0, dict[Path | str, str]()
-        self.empty_files: list[str] = []
-        self.connection = duckdb.connect(config={"autoinstall_known_extensions": False})
-        self.run(f"SET temp_directory = {literal(str(folder / 'spilled'))}")
-        self.run("SET TimeZone = 'UTC'")
-        if memory is not None:
-            self.run(f"SET memory_limit = '{memory}B'")
+    folder: Path
+    connection: duckdb.DuckDBPyConnection
+    views: dict[Path | str, str] = field(default_factory=dict)
+    empty_files: list[str] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def run(self, sql: str) -> duckdb.DuckDBPyConnection:
         """Execute a statement."""
@@ -134,8 +131,7 @@ class Database:
 
     def name(self, prefix: str) -> str:
         """Return an unused name."""
-        self._numbers += 1
-        return f"{prefix}_{self._numbers}"
+        return f"{prefix}_{next(self._numbers)}"
 
     @contextmanager
     def on_one_thread(self) -> Iterator[None]:
@@ -189,10 +185,13 @@ def open_database(folder: Path | None = None, memory: int | None = None) -> Iter
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="longtail-", dir=folder) as scratch:
-        database = Database(Path(scratch), memory)
-        with database.connection:
+        config: dict[str, Any] = {"autoinstall_known_extensions": False, "temp_directory": f"{scratch}/spilled"}
+        if memory is not None:
+            config["memory_limit"] = f"{memory}B"
+        with duckdb.connect(config=config) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
             try:
-                yield database
+                yield Database(Path(scratch), connection)
             except duckdb.OutOfMemoryException as error:
                 why = str(error).partition("\n")[0]
                 raise DataError(f"tables: expected more memory or disk than there is to read them in: {why}") from error
@@ -202,6 +201,7 @@ class OpenedFile:
     """A file with known columns.
 
     Attributes:
+        relation: SQL source of the file, with columns `c0`, `c1`, …
         names: stored columns, then columns that folders name.
         in_order: whether rows have the same order on any number of threads.
 
@@ -216,9 +216,10 @@ class OpenedFile:
             self._text = _detect_format(database, file) if file.kind in ("csv", "tsv") else None
             if self._text is not None:
                 self._stored = [(name, TEXT) for name in self._text.names]
-                self._source = _read_csv(self._text, rejects=self._rejects)
+                self.relation = _read_csv(self._text, rejects=self._rejects)
             else:
-                self._source, self._stored = self._with_types()
+                source, self._stored = self._with_types()
+                self.relation = f"{source} AS stored({', '.join(f'c{i}' for i in range(len(self._stored)))})"
         stored = [name for name, _ in self._stored]
         self.names = [*stored, *(name for name in file.partition if name not in stored)]
 
@@ -251,14 +252,6 @@ class OpenedFile:
                 raise EmptyFileError(f"{file.name}: expected columns with types, found an empty file")
             names = schema.names
         return source, [(name, row[1]) for name, row in zip(names, described, strict=True)]
-
-    @property
-    def relation(self) -> str:
-        """Return the SQL source of the file, with columns `c0`, `c1`, …"""
-        if self._text is not None:
-            return self._source
-        columns = ", ".join(f"c{i}" for i in range(len(self._stored)))
-        return f"{self._source} AS stored({columns})"
 
     def column(self, name: str) -> tuple[str, str]:
         """Return expression and type of a column; raises DataError if it is missing or repeated."""
@@ -322,7 +315,7 @@ class OpenedFile:
     def _columns_of_numbers(self, text: _Text) -> list[int]:
         """Return the positions of columns that nearly always hold numbers or times."""
         shares = ", ".join(f"avg(regexp_full_match(c{i}, {_DIGITS})::INTEGER)" for i in range(len(text.names)))
-        shares_of_numbers = self.database.row(f"SELECT {shares} FROM (FROM {self._source} LIMIT {_FEW})")
+        shares_of_numbers = self.database.row(f"SELECT {shares} FROM (FROM {self.relation} LIMIT {_FEW})")
         return [i for i, share in enumerate(shares_of_numbers) if share is not None and share > _MOST]
 
     def _refuse_swallowed(self, text: _Text) -> None:
@@ -348,7 +341,7 @@ class OpenedFile:
                 f"{delimiters(f'{lines}[-1]')} = {i} AND {rows} >= 0.8 * (len({lines}) - 2)"
             )
             condition = f"contains(c{i}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")
-            if cell_starts := self.database.rows(f"SELECT c{i}[:60] FROM {self._source} WHERE {condition} LIMIT 1"):
+            if cell_starts := self.database.rows(f"SELECT c{i}[:60] FROM {self.relation} WHERE {condition} LIMIT 1"):
                 start = cell_starts[0][0].partition("\n")[0]
                 raise DataError(
                     f"{self.file.name}: column {text.names[i]!r}: expected quotations without rows in them, found one "

@@ -134,7 +134,12 @@ def _local(source: Path) -> list[DataFile]:
             files.append(DataFile(str(top), _newest(versions), "iceberg"))
         else:
             names += _listed(_below(top), str(top))
-    return files + [DataFile(name, name, file_format(name)) for name in _once(names)]
+    distinct: dict[str, str] = {}
+    for name in names:
+        real = os.path.realpath(name)
+        if real not in distinct or os.path.abspath(name) == real:  # a link and its file are one, by the file's name
+            distinct[real] = name
+    return files + [DataFile(name, name, file_format(name)) for name in distinct.values()]
 
 
 def _split_pattern(parts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -176,16 +181,6 @@ def _below(folder: Path) -> Iterator[str]:
             real_paths.add(os.path.realpath(root))
             tops += [path for name in sorted(below) if os.path.islink(path := os.path.join(root, name))]
             yield from (path for name in names if os.path.isfile(path := os.path.join(root, name)))
-
-
-def _once(paths: Iterable[str]) -> list[str]:
-    """Return every file once, by its path without links if there is one."""
-    names: dict[str, str] = {}
-    for path in paths:
-        real = os.path.realpath(path)
-        if real not in names or os.path.abspath(path) == real:
-            names[real] = path
-    return [*names.values()]
 
 
 def _newest(versions: list[str]) -> str:

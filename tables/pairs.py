@@ -14,8 +14,8 @@ from longtail.tables.database import OpenedFile, open_database
 from longtail.tables.errors import DataError
 from longtail.tables.files import find_files
 from longtail.tables.table import Table, canonical_ids, id_expression, read_table
-from longtail.tables.times import UNITS, read_file_times
-from longtail.tables.values import double, is_plausible, to_micros, to_number, type_name
+from longtail.tables.times import UNITS, is_plausible, read_file_times, time_expressions
+from longtail.tables.values import double, to_number
 
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event", "weight": "debiased_weight"}
 """Columns of an export of feedback, in place of missing columns of the training log."""
@@ -47,11 +47,7 @@ def read_pairs(
         expressions["weight"] = weight or "NULL", "DOUBLE"
         if timed:
             name = find_name(opened, "timestamp")
-            value, kind = opened.column(name)
-            seconds, micros = to_number(value, kind), to_micros(value, kind)
-            if seconds is None and micros is None:
-                raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
-            expressions |= {"number": (seconds or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
+            expressions |= time_expressions(opened.file, name, *opened.column(name))
         return expressions
 
     def find_name(opened: OpenedFile, role: str) -> str:
@@ -65,7 +61,7 @@ def read_pairs(
         id_, label = (canonical_ids(duck, table.name, table.column(role)) for role in ("query_id", "label_id"))
         # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
         query = f"(hash({id_}) >> 1)::BIGINT"
-        is_valid = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, time.time())}" if timed else "")
+        is_valid = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, 'seconds', time.time())}" if timed else "")
         valid_rows = f"coalesce({is_valid}, false)"
         rows = duck.arrow(
             f"SELECT {query} AS query, {id_} AS id, {label} AS label, {seconds} AS time, "

@@ -13,11 +13,13 @@ from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile
 from longtail.tables.queries import open_query
 from longtail.tables.values import (
+    EXACT,
     INTEGERS,
     TEXT,
     as_type,
-    is_no_id,
+    is_integer,
     is_nothing,
+    is_text,
     matches,
     one_type,
     quoted,
@@ -137,20 +139,18 @@ class Table:
 
     def arrow(self, names: Sequence[str], condition: str = "true", source: str | None = None) -> pa.Table:
         """Read columns of the rows that meet a condition, in order."""
-        columns = ", ".join(map(self._for_arrow, names))
+        columns = {name: self.column(name) for name in names}
+        for name in [name for name in names if self.kinds[name] == "HUGEINT"]:  # a type that Arrow lacks
+            value = columns[name]
+            (fits,) = self.database.row(
+                f"SELECT bool_and(TRY_CAST({value} AS BIGINT) IS NOT NULL) FROM {self.name} WHERE {value} IS NOT NULL"
+            )
+            columns[name] = f"{value}::{'DECIMAL(38, 0)' if fits is False else 'BIGINT'}"
         rows = self.database.arrow(
-            f"SELECT {columns or 'rowid'} FROM {source or self.name} WHERE {condition} ORDER BY rowid"
+            f"SELECT {', '.join(columns.values()) or 'rowid'} FROM {source or self.name} WHERE {condition} "
+            "ORDER BY rowid"
         )
         return rows.rename_columns([*names]) if names else rows.select([])
-
-    def _for_arrow(self, name: str) -> str:
-        """Cast a HUGEINT to BIGINT if all values fit, otherwise to decimals."""
-        value = self.column(name)
-        if self.kinds[name] != "HUGEINT":
-            return value
-        (fits,) = self.database.row(f"SELECT bool_and(TRY_CAST({value} AS BIGINT) IS NOT NULL) FROM {self.name} "
-                                  f"WHERE {value} IS NOT NULL")  # fmt: skip
-        return f"{value}::{'DECIMAL(38, 0)' if fits is False else 'BIGINT'}"
 
 
 def read_table(
@@ -190,7 +190,7 @@ def read_table(
     database.run(f"CREATE TABLE {table.name} ({stored or 'nothing INTEGER'})")
     first_row = 0
     for number, opened_file, columns in opened:
-        cells = _cells(columns, kinds)
+        cells = [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]
         if stay:
             source = database.name("rows")
             named = [f"{cell} AS c{i}" for i, cell in enumerate(cells)]
@@ -230,16 +230,18 @@ def open_file(database: Database, file: DataFile) -> OpenedFile:
 
 def id_expression(opened: OpenedFile, name: str, value: str, kind: str) -> tuple[str, str]:
     """Return SQL that converts a column of ids to text; raises DataError for other values."""
-    expected = "ids as strings or integers"
-    try:
-        wrong = is_no_id(value, kind)
-    except TypeError:
-        raise opened.file.wrong(name, expected, type_name(kind)) from None
-    if wrong is not None:
-        wrong_rows = opened.database.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
-        if wrong_rows:
-            example = f"{wrong_rows[0][0]:g}" if isinstance(wrong_rows[0][0], float) else str(wrong_rows[0][0])
-            raise opened.file.wrong(name, expected, f"{type_name(kind)}, such as {example}")
+    expected, wrong = "ids as strings or integers", ""
+    if kind in EXACT:
+        wrong = f"NOT isnan({value}) AND NOT ({value} = trunc({value}) AND abs({value}) < {EXACT[kind]})"
+    elif kind.startswith("DECIMAL"):
+        wrong = f"{value} <> trunc({value})"
+    elif kind == "BLOB":
+        wrong = f"TRY(decode({value})) IS NULL"
+    elif not (is_text(kind) or is_integer(kind) or kind == "UUID"):
+        raise opened.file.wrong(name, expected, type_name(kind))
+    if wrong and (rows := opened.database.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")):
+        example = f"{rows[0][0]:g}" if isinstance(rows[0][0], float) else str(rows[0][0])
+        raise opened.file.wrong(name, expected, f"{type_name(kind)}, such as {example}")
     return to_text(value, kind), "VARCHAR"
 
 
@@ -288,7 +290,3 @@ def _kinds(columns: Sequence[dict[str, tuple[str, str]]], title: str) -> dict[st
             )
         kinds[name] = kind
     return kinds
-
-
-def _cells(columns: dict[str, tuple[str, str]], kinds: dict[str, str]) -> list[str]:
-    return [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
 
 from longtail.tables.database import Database
-from longtail.tables.values import double, is_plausible, to_micros, to_number
+from longtail.tables.files import DataFile
+from longtail.tables.values import double, to_micros, to_number, type_name
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Number of each unit per second."""
+_1990, _A_DAY = 631_152_000, 86_400
+
+
+def is_plausible(time: str, unit: str, now: float) -> str:
+    """Return SQL that tests whether a time is between 1990 and tomorrow; `now` is in seconds."""
+    return f"({time} / {double(UNITS[unit])} BETWEEN {double(_1990)} AND {double(now + _A_DAY)})"
 
 
 def find_times(database: Database, source: str, value: str, kind: str) -> tuple[str, bool] | None:
@@ -27,6 +34,14 @@ def find_times(database: Database, source: str, value: str, kind: str) -> tuple[
     if number is not None:
         return number, False
     return None if micros is None else (f"({micros})::DOUBLE", True)
+
+
+def time_expressions(file: DataFile, name: str, value: str, kind: str) -> dict[str, tuple[str, str]]:
+    """Return SQL for the `number` and the `micros` of a column of times; raises DataError if its type has none."""
+    number, micros = to_number(value, kind), to_micros(value, kind)
+    if number is None and micros is None:
+        raise file.wrong(name, "numbers or timestamps", type_name(kind))
+    return {"number": (number or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
 
 
 class FileTimes(NamedTuple):
@@ -101,20 +116,18 @@ class Clock:
     @classmethod
     def measure(cls, database: Database, time: str, table: str, condition: str, now: datetime) -> Clock:
         """Find unit and newest of the times of some rows; `time` is SQL of a DOUBLE."""
-        unit = cls.units(database, time, table, condition, now)[0]
-        clock = cls(unit, None, now.timestamp())
-        if unit is None:
-            return clock
-        (newest,) = database.row(f"SELECT max({time}) FROM {table} WHERE {condition} AND {clock.plausible(time, unit)}")
-        return replace(clock, newest=newest)
+        unit, newest = cls.units(database, time, table, condition, now)[0], None
+        if unit is not None:
+            is_valid = is_plausible(time, unit, now.timestamp())
+            (newest,) = database.row(f"SELECT max({time}) FROM {table} WHERE {condition} AND {is_valid}")
+        return cls(unit, newest, now.timestamp())
 
     @classmethod
     def units(
         cls, database: Database, time: str, table: str, condition: str, now: datetime, group: str = "0"
     ) -> dict[int, str | None]:
         """Find the unit of the times of each group of rows, by the group's number."""
-        clock = cls(None, None, now.timestamp())
-        counts = ", ".join(f"count(*) FILTER ({clock.plausible(time, unit)})" for unit in UNITS)
+        counts = ", ".join(f"count(*) FILTER ({is_plausible(time, unit, now.timestamp())})" for unit in UNITS)
         groups = database.rows(
             f"SELECT {group}, count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {condition} GROUP BY 1"
         )
@@ -123,10 +136,6 @@ class Clock:
             number: next((unit for unit, count in zip(UNITS, fitting, strict=True) if 2 * count > rows), None)
             for number, rows, *fitting in groups
         }
-
-    def plausible(self, time: str, unit: str) -> str:
-        """Return SQL that tests whether a time is between 1990 and tomorrow."""
-        return is_plausible(f"{time} / {double(UNITS[unit])}", self.now)
 
 
 def format_time(time: float, unit: str | None) -> str:

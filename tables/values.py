@@ -14,10 +14,9 @@ _CLOCK = rf"\s*{_YEAR}-\d\d-\d\d([ T]([01]\d|2[0-3]):\d\d(:\d\d(\.\d{{1,9}})?)?)
 _UTC = rf"{_CLOCK}\s*(Z|UTC|GMT|[+-]00(:?00)?)?\s*"
 _ZONED = rf"{_CLOCK}\s*[+-](0\d|1[0-5])(:?[0-5]\d)?\s*"
 _ZONE = r"([+-])(\d\d):?(\d\d)?\s*$"
-_1990, _A_DAY = 631_152_000, 86_400
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
              "UHUGEINT")  # fmt: skip
-_EXACT = {"FLOAT": 2**24, "DOUBLE": 2**53}
+EXACT = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """Integers below these are exact."""
 INTEGERS = r"-?\d+(\.0+)?"
 
@@ -77,11 +76,6 @@ def is_nothing(text: str) -> str:
     return f"lower(trim({text})) IN ({', '.join(map(literal, NOTHING))})"
 
 
-def is_plausible(seconds: str, now: float) -> str:
-    """Return SQL that tests whether a time, in seconds, is between 1990 and tomorrow."""
-    return f"({seconds} BETWEEN {double(_1990)} AND {double(now + _A_DAY)})"
-
-
 def matches(text: str, pattern: str) -> str:
     """Return SQL that tests whether a regular expression matches a whole text."""
     return f"regexp_full_match({text}, {literal(pattern)})"
@@ -92,7 +86,7 @@ def to_text(value: str, kind: str) -> str:
     if is_text(kind):
         return f"{value}::VARCHAR"
     if kind in ("FLOAT", "DOUBLE"):
-        is_whole = f"{value} = trunc({value}) AND abs({value}) < {_EXACT[kind]}"
+        is_whole = f"{value} = trunc({value}) AND abs({value}) < {EXACT[kind]}"
         text = f"CASE WHEN {is_whole} THEN {value}::BIGINT::VARCHAR ELSE {value}::VARCHAR END"
         return f"CASE WHEN NOT isnan({value}) THEN {text} END"
     if kind.startswith("DECIMAL"):
@@ -100,23 +94,6 @@ def to_text(value: str, kind: str) -> str:
             f"CASE WHEN {value} = trunc({value}) THEN {value}::HUGEINT::VARCHAR ELSE rtrim({value}::VARCHAR, '0') END"
         )
     return f"TRY(decode({value}))" if kind == "BLOB" else f"{value}::VARCHAR"
-
-
-def is_no_id(value: str, kind: str) -> str | None:
-    """Return SQL that tests for values that are not ids; None if all values are ids.
-
-    Raises:
-        TypeError: the type has no ids.
-    """
-    if is_text(kind) or is_integer(kind) or kind == "UUID":
-        return None
-    if kind in ("FLOAT", "DOUBLE"):
-        return f"NOT isnan({value}) AND NOT ({value} = trunc({value}) AND abs({value}) < {_EXACT[kind]})"
-    if kind.startswith("DECIMAL"):
-        return f"{value} <> trunc({value})"
-    if kind == "BLOB":
-        return f"TRY(decode({value})) IS NULL"
-    raise TypeError(kind)
 
 
 def to_number(value: str, kind: str) -> str | None:

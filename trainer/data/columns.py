@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from longtail.bundle import Feature, Vocabulary
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.dates import MISSING_DATE, date_rows, parse_seconds
-from longtail.bundle.ids import split_ids, to_ids
+from longtail.bundle.ids import is_text, split_ids, to_ids
+from longtail.bundle.mapped_table import combine_chunks
 from longtail.bundle.validation import did_you_mean
 from longtail.bundle.values import bucket_rows, parse_number
 from longtail.bundle.vocabulary import hash_token, tokenize
@@ -126,7 +127,7 @@ class FeatureTable:
                 f"{path}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(names) or 'none'}"
                 f"{did_you_mean(name, names)}"
             )
-        return self.table[name].combine_chunks()
+        return combine_chunks(self.table[name])
 
     def wrong(self, feature: FeatureConfig, expected: str, content: object, row: int | None = None) -> DataError:
         """Return an error about one feature's column, or its value in one row."""
@@ -135,11 +136,6 @@ class FeatureTable:
         path = name_sources(self.files) if self.files else "interactions"
         subject = f"{path}: feature {feature.name!r} ({feature.kind})"
         return DataError(f"{subject}: expected {expected}, found {content}")
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are strings."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def read_strings(feature: FeatureConfig, source: FeatureTable) -> pa.Array:

@@ -202,26 +202,28 @@ def load_dataset(
         return _Loading(reader, data, columns, context, folder).dataset(seed, objectives)
 
 
+@dataclass
 class _Loading:
     """Build a data set from DuckDB tables, which each step replaces.
 
     Attributes:
+        columns, context, folder: the arguments of `load_dataset`.
         pairs: name of the table of pairs, with `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`,
             and optionally `time`, `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of the same
             time.
     """
 
-    def __init__(
-        self, database: Database, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
-        folder: Path | None,
-    ) -> None:  # fmt: skip
-        self.database, self.data, self.folder = database, data, folder
-        self.table_columns, self.context = columns, context
-        self.sources = {name: source for name in _SPLITS if (source := getattr(data, name)) is not None}
-        self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
-        self.files: dict[str, list[DataFile]] = {}
-        self.pairs = ""
-        self.texts: dict[str, IdTexts] = {}
+    database: Database
+    data: DataConfig
+    columns: Mapping[str, Sequence[str]] | None
+    context: Sequence[str]
+    folder: Path | None
+    read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    report: RowReport = field(default_factory=RowReport)
+    errors: list[str] = field(default_factory=list)
+    files: dict[str, list[DataFile]] = field(default_factory=dict)
+    texts: dict[str, IdTexts] = field(default_factory=dict)
+    pairs: str = ""
 
     def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
         """Read the files and run all steps."""
@@ -243,7 +245,7 @@ class _Loading:
         label_ids = one_chunk(labels["id"])
         impressions = self._impressions(label_ids) if "shown" in column_names(self.database, self.pairs) else None
         if data.split:
-            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.sources}, seed=seed)
+            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.files}, seed=seed)
             report.remarks += remarks
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
@@ -268,8 +270,10 @@ class _Loading:
         )
 
     def _read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
-        data, report, errors, columns = self.data, self.report, self.errors, self.table_columns
-        for name, source in self.sources.items():
+        data, report, errors, columns = self.data, self.report, self.errors, self.columns
+        for name in _SPLITS:
+            if (source := getattr(data, name)) is None:
+                continue
             try:
                 self.files[name] = find_files(source)
             except DataError as error:
@@ -337,7 +341,7 @@ class _Loading:
         return ids
 
     def _refuse(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> None:
-        """Raise DataError with all problems of the data, if any is fatal."""
+        """Raise DataError with all problems of the data, if any is fatal; then check `data.display`."""
         data, report, errors = self.data, self.report, self.errors
         rows = report.read + sum(table.table.num_rows for table in tables.values() if table is not None)
         splits: set[str] = set()
@@ -345,12 +349,23 @@ class _Loading:
             files = self.database.rows(f"SELECT DISTINCT file FROM {self.pairs}")
             splits = {log.splits[file] for (file,) in files}
         empty = [files for split, files in self.files.items() if split not in splits]
-        if not errors and empty and not any(problem.fatal for problem in report.problems):
+        fatal = [problem for problem in report.problems if problem.fatal]
+        if not errors and not fatal:
             errors = [describe_empty(files, report) for files in empty]
-        refuse_problems(report, data, list(dict.fromkeys(errors)), rows=rows)
+        if errors or fatal:
+            refuse_problems(report, data, list(dict.fromkeys(errors)), fatal, rows=rows)
         if empty:  # every row of a split was bad, and `max_bad_rows` allows that
             raise DataError(describe_empty(empty[0], report))
-        _check_display(data, tables["label"])
+        columns = [] if (labels := tables["label"]) is None else labels.table.column_names
+        for name in data.display:
+            if name not in columns:
+                source = name_sources(data.labels) if data.labels else "a label table"
+                names = ", ".join(columns) or "none"
+                raise DataError(f"data.display: expected columns of {source}, found {names}, received {name!r}")
+            if name in RESERVED_COLUMNS:
+                raise DataError(
+                    f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}"
+                )
 
     def _requests(
         self, table: IdTable | None, attributes: pa.Table | None
@@ -463,7 +478,7 @@ class _Loading:
 
     def _split(self, name: str) -> Pairs:
         database, columns, split = self.database, column_names(self.database, self.pairs), _SPLITS.index(name)
-        left_out = "shown" if name == "test" and name in self.sources else ""
+        left_out = "shown" if name == "test" and name in self.files else ""
         kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
         (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {split}")
         arrays = {}
@@ -492,16 +507,3 @@ def describe_empty(files: list[DataFile], report: RowReport) -> str:
     why = "; ".join(report.lines()[:1])
     further_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0].name}{further_files}: expected at least one interaction, found none{f' ({why})' if why else ''}"
-
-
-def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
-    """Refuse missing display columns and reserved names."""
-    columns = [] if label_table is None else label_table.table.column_names
-    for name in data.display:
-        if name not in columns:
-            raise DataError(
-                f"data.display: expected columns of {name_sources(data.labels) if data.labels else 'a label table'}, "
-                f"found {', '.join(columns) or 'none'}, received {name!r}"
-            )
-        if name in RESERVED_COLUMNS:
-            raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")

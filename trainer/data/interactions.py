@@ -5,9 +5,10 @@ Legend: `N` rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 
@@ -16,17 +17,14 @@ from longtail.bundle.validation import did_you_mean
 from longtail.tables import DataError, DataFile
 from longtail.tables.database import Database, OpenedFile
 from longtail.tables.table import FileRows, Table, id_expression, read_table
-from longtail.tables.times import UNITS, Clock, format_time, read_file_times
+from longtail.tables.times import UNITS, Clock, format_time, is_plausible, read_file_times, time_expressions
 from longtail.tables.values import (
     as_type,
     double,
     is_integer,
     is_list_of_ids,
-    is_number,
     is_text,
-    is_time,
     literal,
-    to_micros,
     to_number,
     to_text,
     type_name,
@@ -84,21 +82,16 @@ def read_log(
         errors: list to which errors about whole files are added.
         context: columns with values of query features.
     """
-    every = [(split, file) for split, split_files in files.items() for file in split_files]
-    splits = [split for split, _ in every]
+    every = [data_file for split_files in files.values() for data_file in split_files]
+    splits = [split for split, split_files in files.items() for _ in split_files]
     notes: dict[int, list[str]] = {}
-
-    def columns_of_file(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
-        columns, notes[number] = _columns(opened, data, splits[number], context)
-        return {"file": (f"{number}::INTEGER", "INTEGER"), **columns}
-
-    table = read_table(
-        database, [data_file for _, data_file in every], columns_of_file, f"data.{' and data.'.join(files)}", errors
-    )
+    columns = partial(_list_columns, data=data, splits=splits, context=context, notes=notes)
+    table = read_table(database, every, columns, f"data.{' and data.'.join(files)}", errors)
     log = InteractionLog(database, table, splits, {file.number: file for file in table.parts})
     for file in table.parts:
         report.read += file.rows + len(file.rejected)
-        report.reject(file.rejected)
+        if file.rejected:
+            report.reject(file.rejected)
         for note in notes[file.number]:
             report.notes[note] = report.notes.get(note, 0) + file.rows
     if data.timestamp is not None and table.rows:
@@ -134,14 +127,15 @@ def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str
     }
 
 
-def _columns(
-    opened: OpenedFile, data: DataConfig, split: str, context: Sequence[str]
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return SQL expressions and types of a file's columns, and notes."""
+def _list_columns(
+    opened: OpenedFile, number: int, *, data: DataConfig, splits: Sequence[str], context: Sequence[str],
+    notes: dict[int, list[str]],
+) -> dict[str, tuple[str, str]]:  # fmt: skip
+    """Return SQL expressions and types of a file's columns; add its notes for the report."""
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = map_columns(data, [data.query_id, *context], names) if feedback else {}
-    impressions = data.impressions if split != "test" else None
+    impressions = data.impressions if splits[number] != "test" else None
     events = data.events.column if data.events else None
     lacking = [name for name in _LACKING if name in (data.weight, impressions) and name not in names]
     needed = [data.query_id, data.label_id, data.timestamp, data.weight, events]
@@ -153,35 +147,35 @@ def _columns(
     def column(name: str) -> tuple[str, str]:
         return _LACKING[name][0] if name in lacking else opened.column(sources.get(name, name))
 
-    def checked(name: str, expected: str, *kinds: Callable[[str], bool]) -> tuple[str, str]:
-        value, kind = column(name)
-        if not any(is_kind(kind) for is_kind in kinds):
-            raise file.wrong(name, expected, type_name(kind))
-        return value, kind
-
     columns = {
+        "file": (f"{number}::INTEGER", "INTEGER"),
         "query": id_expression(opened, data.query_id, *column(data.query_id)),
         "label": id_expression(opened, data.label_id, *column(data.label_id)),
     }
     if data.timestamp is not None:
-        value, kind = checked(data.timestamp, "numbers or timestamps", is_text, is_number, is_time)
-        columns["number"] = "NULL" if is_time(kind) else str(to_number(value, kind)), "DOUBLE"
-        columns["micros"] = to_micros(value, kind) or "NULL", "BIGINT"
+        columns |= time_expressions(file, data.timestamp, *column(data.timestamp))
     if data.weight is not None:
-        columns["weight"] = str(to_number(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
+        value, kind = column(data.weight)
+        if (weight := to_number(value, kind)) is None:
+            raise file.wrong(data.weight, "numbers", type_name(kind))
+        columns["weight"] = weight, "DOUBLE"
     if events is not None:
-        columns["event"] = (
-            to_text(*checked(events, "event types as strings or integers", is_text, is_integer)),
-            "VARCHAR",
-        )
+        value, kind = column(events)
+        if not (is_text(kind) or is_integer(kind)):
+            raise file.wrong(events, "event types as strings or integers", type_name(kind))
+        columns["event"] = to_text(value, kind), "VARCHAR"
     if impressions is not None:
-        value, kind = checked(impressions, "lists of ids, strings or integers", is_list_of_ids)
+        value, kind = column(impressions)
+        if not is_list_of_ids(kind):
+            raise file.wrong(impressions, "lists of ids, strings or integers", type_name(kind))
         columns["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
     columns |= {CONTEXT + name: column(name) for name in context}
-    notes = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
+    notes[number] = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
     if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
-        notes.append(f"are feedback of a service without its propensities, which data.weight = {WEIGHT!r} takes")
-    return columns, notes
+        notes[number].append(
+            f"are feedback of a service without its propensities, which data.weight = {WEIGHT!r} takes"
+        )
+    return columns
 
 
 def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: datetime) -> None:
@@ -233,21 +227,21 @@ def check_log(
         `shown` and contexts.
     """
     database, table = log.database, log.database.name("checked")
+    weights = data.events.by_type if data.events else {}
     cells = {"place": "log.rowid", "file": log.table.column("file"), "query": "queries.code", "label": "labels.code"}
     if log.time is not None:
         cells["time"] = log.time
     if "weight" in log.table.kinds:
         cells["given"] = log.table.column("weight")
-    if "event" in log.table.kinds:
-        types = f"[{', '.join(map(literal, _weights(data)))}]"
+    if weights:
+        types = f"[{', '.join(map(literal, weights))}]"
         cells["event"] = f"list_position({types}, {log.table.column('event')})::INTEGER - 1"
     if "shown" in log.table.kinds:
         cells["shown"] = log.table.column("shown")
     contexts = [name for name in log.table.kinds if name.startswith(CONTEXT)]
     cells |= {f"context_{i}": log.table.column(name) for i, name in enumerate(contexts)}
-    weight = _weight(log, data)
-    if weight is not None:
-        cells["weight"] = weight
+    if "given" in cells or weights:
+        cells["weight"] = _multiply_weights(log, weights)
     database.run(
         f"CREATE TABLE {table} AS SELECT {', '.join(f'{cell} AS {name}' for name, cell in cells.items())} "
         f"FROM {log.table.name} AS log "
@@ -255,12 +249,13 @@ def check_log(
         f"LEFT JOIN {labels.table} AS labels ON log.{log.table.column('label')} = labels.text WHERE {log.alive}"
     )
     checks = [*queries.checks("query", data.query_id, data.placeholders),
-              *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
-              *_weight_checks(log, data)]  # fmt: skip
+              *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data)]  # fmt: skip
+    if "weight" in cells:
+        checks += _weight_checks(log, data, weights)
     bad = find_problems(database, table, checks, log.files.values(), report)
     unused = "false"
-    if "event" in log.table.kinds:
-        unweighted_types = [i for i, factor in enumerate(_weights(data).values()) if factor == 0]
+    if weights:
+        unweighted_types = [i for i, factor in enumerate(weights.values()) if factor == 0]
         unused = f"coalesce(event IN ({_listed(unweighted_types) or 'NULL'}), false)"
     dropped, unweighted = database.row(
         f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {table}"
@@ -269,33 +264,29 @@ def check_log(
     report.unweighted += unweighted
     if dropped or unweighted:
         database.run(f"DELETE FROM {table} WHERE ({bad}) OR {unused}")
-    if weight is not None:
+    if "weight" in cells:
         zeros = database.rows(f"SELECT file FROM {table} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
         errors.extend(
             f"{log.files[number].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
             "found only zeros"
             for (number,) in zeros
         )
-    if "weight" in log.table.kinds:
+    if "given" in cells:
         database.run(f"ALTER TABLE {table} DROP given")
     return table
 
 
-def _weights(data: DataConfig) -> dict[str, float]:
-    return data.events.by_type if data.events else {}
-
-
-def _weight(log: InteractionLog, data: DataConfig) -> str | None:
-    """Return the SQL expression of a row's weight by column and event type; None if all rows weigh 1."""
+def _multiply_weights(log: InteractionLog, weights: Mapping[str, float]) -> str:
+    """Return the SQL expression of a row's weight, by column and event type."""
     factors = []
     if "weight" in log.table.kinds:
         column = log.table.column("weight")
         # Larger weights become infinite here, and a check refuses them with their value in the file.
         factors.append(f"CASE WHEN {column} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {column} END")
-    if weights := _weights(data):
+    if weights:
         type_weights, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
         factors.append(f"list_extract([{type_weights}], list_position([{types}], {log.table.column('event')}))")
-    return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE" if factors else None
+    return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE"
 
 
 def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
@@ -308,7 +299,7 @@ def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     )
     if clock.unit is None:
         return
-    odd = f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
+    odd = f"isfinite(time) AND NOT {is_plausible('time', clock.unit, clock.now)}"
     for other_unit in UNITS:
         if other_unit == clock.unit:
             continue
@@ -316,7 +307,7 @@ def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
         def mixed(first_time: float, other_unit: str = other_unit) -> str:
             return f"{other_unit} ({first_time:.0f}, {format_time(first_time, other_unit)})"
 
-        is_other = clock.plausible("time", other_unit)
+        is_other = is_plausible("time", other_unit, clock.now)
         yield RowCheck(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", format_value=mixed)
         odd += f" AND NOT {is_other}"
     expected = "times since 1990 and not in the future"
@@ -325,14 +316,14 @@ def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     )
 
 
-def _weight_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
+def _weight_checks(log: InteractionLog, data: DataConfig, weights: Mapping[str, float]) -> Iterator[RowCheck]:
     if name := data.weight:
         yield RowCheck(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
         yield RowCheck(name, "given < 0", "weights >= 0", value="given")
         yield RowCheck(
             name, f"isfinite(given) AND given > {_FLOAT32!r}", "weights that float32 can hold", value="given"
         )
-    if weights := _weights(data):
+    if weights:
         event = (data.events.column if data.events else None) or ""
         expected = f"one of {', '.join(weights)} (weight 0 leaves a type out)"
         yield RowCheck(event, "event IS NULL", expected, counted=lambda file: _unlisted(log, weights, file))

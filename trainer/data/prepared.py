@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from longtail.bundle import BundleExistsError
 from longtail.bundle.arrays import Array
+from longtail.bundle.mapped_table import combine_chunks
 from longtail.bundle.store import atomic_directory
 from longtail.tables.lake import file_version
 from longtail.tables.queries import find_all_files
@@ -68,13 +69,15 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
 
 def _list_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `load_dataset`."""
-    return {
-        "data": recipe.weighted_data,
+    arguments: dict[str, Any] = {
+        "data": recipe.data,
         "seed": recipe.seed,
         "columns": recipe.table_columns,
         "context": recipe.context_columns,
-        "objectives": recipe.objective_of_type,
     }
+    if recipe.objectives:
+        arguments |= {"data": recipe.weighted_data, "objectives": recipe.objective_of_type}
+    return arguments
 
 
 def data_settings(recipe: Recipe) -> dict[str, Any]:
@@ -130,10 +133,7 @@ def _read(folder: Path) -> Dataset:
     tables: dict[str, Any] = {
         name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in sizes else None for name in _TABLES
     }
-    columns = [_table(folder / f"{name}.arrow")["id"] for name in _IDS]
-    query_ids, label_ids = (  # `combine_chunks` would copy even a single chunk
-        column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in columns
-    )
+    query_ids, label_ids = (combine_chunks(_table(folder / f"{name}.arrow")["id"]) for name in _IDS)
     report = RowReport(**manifest["report"])
     report.problems = [Problem(**problem) for problem in manifest["report"]["problems"]]
     report.unlisted = {side: (without, every, example) for side, (without, every, example) in report.unlisted.items()}

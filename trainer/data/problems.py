@@ -213,13 +213,16 @@ def _format_cell(value: object) -> str:
     return repr(value) if isinstance(value, str) else "null" if value is None else str(value)
 
 
-def refuse_problems(report: RowReport, data: DataConfig, structural: list[str], *, rows: int) -> None:
+def refuse_problems(
+    report: RowReport, data: DataConfig, structural: list[str], bad_rows: list[Problem], *, rows: int
+) -> None:
     """Raise one DataError with all problems that must be refused.
 
     Args:
         structural: errors about whole files, which no setting can skip.
+        bad_rows: the fatal problems of the report.
     """
-    fatal = format_problems([problem for problem in report.problems if problem.fatal])
+    fatal = format_problems(bad_rows)
     limit = data.max_bad_rows
     allowed = limit if isinstance(limit, int) else limit * rows
     hint = ""

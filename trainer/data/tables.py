@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from longtail.bundle.mapped_table import combine_chunks
 from longtail.tables import find_files
 from longtail.tables.database import Database, OpenedFile
 from longtail.tables.table import Table, id_expression, read_table
@@ -98,7 +99,8 @@ def _good_rows(
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
         checks.append(RowCheck(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
     for file in table.parts:
-        report.reject(file.rejected)
+        if file.rejected:
+            report.reject(file.rejected)
     bad = find_problems(database, view, checks, table.parts, report)
     report.dropped += database.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]
@@ -124,7 +126,7 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Join a column's chunks; text beyond 2 GiB becomes `large_string`."""
     if pa.types.is_string(column.type) and column.nbytes > MOST_TEXT:
         column = column.cast(pa.large_string())
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return combine_chunks(column)
 
 
 def check_distinct(table: IdTable, texts: IdTexts, id_column: str, data: DataConfig, report: RowReport) -> None:

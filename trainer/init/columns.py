@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Bools, Float64
-from longtail.bundle.ids import split_ids
+from longtail.bundle.ids import is_text, split_ids
 from longtail.tables.database import open_database
-from longtail.tables.times import Clock, find_times
-from longtail.trainer.data.columns import is_text
+from longtail.tables.times import Clock, find_times, is_plausible
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -203,7 +202,7 @@ def read_times(column: pa.ChunkedArray) -> Times | None:
             return None
         time, _ = time_and_dates
         clock = Clock.measure(reader, time, source, "true", datetime.now(UTC))
-        plausible = f"isfinite({time})" if clock.unit is None else clock.plausible(time, clock.unit)
+        plausible = f"isfinite({time})" if clock.unit is None else is_plausible(time, clock.unit, clock.now)
         times = reader.arrow(
             f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY place"
         )

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import tomlkit
 
 from longtail.bundle.filterable import filter_kind
+from longtail.bundle.ids import is_text
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.lifetimes import NO_LIMITS
 from longtail.tables import DataFile, EmptyFileError, find_files
@@ -26,7 +27,6 @@ from longtail.tables.times import format_time
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import name_sources
 from longtail.trainer.cooccurrence import measure_term_alone
-from longtail.trainer.data.columns import is_text
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import find_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT, is_feedback
