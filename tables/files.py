@@ -80,12 +80,15 @@ def find_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
         else:
             new_files = _local(source) if isinstance(source, Path) else _remote(source)
         if not new_files:
-            kind = _ending(str(source)) or "Parquet, CSV, TSV or JSON"
+            kind = file_format(str(source)) or "Parquet, CSV, TSV or JSON"
             below = " below this directory" if isinstance(source, Path) and source.is_dir() else ""
             folder = source.parent if isinstance(source, Path) else None
             names = [] if folder is None or not folder.is_dir() else [path.name for path in folder.iterdir()]
             hint = "" if below or not names else did_you_mean(Path(source).name, names, alike=0.8)
             raise DataError(f"{source}: expected a {kind} file, found none{below}{hint}")
+        if unknown := next((file for file in new_files if not file.kind), None):
+            suffix = PurePosixPath(unknown.path).suffix
+            raise DataError(f"{unknown.name}: expected an ending among {', '.join(_ENDINGS)}, received {suffix!r}")
         files += new_files
     names = [file.path if file.kind == "sql" else file.name for file in files]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
@@ -99,14 +102,8 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     return others if opened is None else (*others, opened.BaseError)
 
 
-def file_format(name: str) -> str:
-    """Return the format of a file by its ending; raises DataError."""
-    if kind := _ending(name):
-        return kind
-    raise DataError(f"{name}: expected an ending among {', '.join(_ENDINGS)}, received {PurePosixPath(name).suffix!r}")
-
-
-def _ending(name: str) -> str | None:
+def file_format(name: str) -> str | None:
+    """Return the format of a file by its ending; None for an unknown one."""
     path = PurePosixPath(name)
     return _ENDINGS.get((path.with_suffix("") if path.suffix in PACKED else path).suffix.lower())
 
@@ -121,7 +118,7 @@ def _local(source: Path) -> list[DataFile]:
         folder = os.path.join(*base) if base else "."
         below = {name: PurePosixPath(name[len(folder) :].lstrip("/")).parts for name in _below(Path(folder))}
         matches = (name for name, parts in below.items() if _meets(parts, pattern))
-        names = [name for name in _visible(matches, source.parts) if _ending(name) is not None]
+        names = [name for name in _visible(matches, source.parts) if file_format(name) is not None]
         tops = []
     else:
         tops = [Path(name) for name in _visible(glob.glob(str(source), include_hidden=True), source.parts)]
@@ -139,7 +136,7 @@ def _local(source: Path) -> list[DataFile]:
         real = os.path.realpath(name)
         if real not in distinct or os.path.abspath(name) == real:  # a link and its file are one, by the file's name
             distinct[real] = name
-    return files + [DataFile(name, name, file_format(name)) for name in distinct.values()]
+    return files + [DataFile(name, name, file_format(name) or "") for name in distinct.values()]
 
 
 def _split_pattern(parts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -218,7 +215,9 @@ def _remote(url: str) -> list[DataFile]:
     except store_errors(ImportError, OSError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise DataError(f"{url}: expected files of a file system that answers: {why}") from error
-    return files + [DataFile(name, path, file_format(name), system) for name, path in zip(names, paths, strict=True)]
+    return files + [
+        DataFile(name, path, file_format(name) or "", system) for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def _listed(paths: Iterable[str], top: str) -> list[str]:
@@ -227,7 +226,7 @@ def _listed(paths: Iterable[str], top: str) -> list[str]:
     def is_data(path: str) -> bool:
         parts = PurePosixPath(path[len(top) :].lstrip("/")).parts
         hidden = any(part.startswith(_HIDDEN) for part in parts)
-        return not hidden and _ending(path) is not None
+        return not hidden and file_format(path) is not None
 
     return sorted(filter(is_data, paths))
 

@@ -242,7 +242,7 @@ def _warn_of_features(features: Sequence[Row]) -> Iterator[str]:
 
 def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     """Count steps, pairs per step, and negatives per pair."""
-    visits = dataset.training_queries() if recipe.data.reduction == "sample" else len(dataset.train)
+    visits = dataset.count_visits(one_label_per_query=recipe.data.reduction == "sample")
     part = min(recipe.training.batch_size, visits) // recipe.training.accumulate
     batch = part * recipe.training.accumulate
     sampler, retrieved = recipe.loss.sampler, recipe.loss.retrieved_negatives

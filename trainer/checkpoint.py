@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ def hash_run(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) ->
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Keep the newest and the best state of one run; refuse checkpoints of another `identity`.
 
@@ -52,8 +54,8 @@ class Checkpoints:
     written, so a crash always leaves one. Any number of devices can read it.
     """
 
-    def __init__(self, root: Path, identity: str) -> None:
-        self.root, self.identity = root, identity
+    root: Path
+    identity: str
 
     def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
         """Write variables or arrays and `state` as the newest checkpoint of a kind: `latest`, `best`, `retrieved`."""

@@ -44,7 +44,7 @@ def check_display(recipe: Recipe, dataset: Dataset) -> None:
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse data with too few pairs for a step, or too few labels."""
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
-    visits, labels = dataset.training_queries() if sampled else len(dataset.train), len(dataset.label_ids)
+    visits, labels = dataset.count_visits(one_label_per_query=sampled), len(dataset.label_ids)
     if visits < 2 * parts:
         raise DataError(f"training: expected at least {2 * parts} {'queries' if sampled else 'pairs'}, found {visits}")
     if labels < 2:

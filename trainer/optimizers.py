@@ -69,7 +69,9 @@ class LazyAdam:
 
     def __init__(self, table: OptimizedTable) -> None:
         self.table = table
-        self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
+        self.mean, self.square = (
+            backend.rows_variable(table.rows, table.dim, name=f"{table.name}_{slot}") for slot in ("mean", "square")
+        )
         self.slots = {"mean": self.mean, "square": self.square}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
@@ -93,8 +95,10 @@ class LazySGD:
 
     def __init__(self, table: OptimizedTable, *, momentum: float = 0.0) -> None:
         self.table, self.momentum = table, momentum
-        self.velocity = _slot(table, "velocity") if momentum else None
-        self.slots = {} if self.velocity is None else {"velocity": self.velocity}
+        self.velocity, self.slots = None, dict[str, keras.Variable]()
+        if momentum:
+            self.velocity = backend.rows_variable(table.rows, table.dim, name=f"{table.name}_velocity")
+            self.slots = {"velocity": self.velocity}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
@@ -103,10 +107,6 @@ class LazySGD:
             update_UD = self.momentum * backend.gather(self.velocity, ids_U) + update_UD
             backend.scatter(self.velocity, ids_U, update_UD)
         backend.scatter(self.table.table, ids_U, rows_UD + update_UD)
-
-
-def _slot(table: OptimizedTable, kind: str) -> keras.Variable:
-    return backend.rows_variable(table.rows, table.dim, name=f"{table.name}_{kind}")
 
 
 ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
@@ -160,7 +160,7 @@ class LazyAverage:
 
     def __init__(self, table: OptimizedTable, decay: float) -> None:
         self.table, self.decay = table, decay
-        self.sum = _slot(table, "average")
+        self.sum = backend.rows_variable(table.rows, table.dim, name=f"{table.name}_average")
         self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_averaged")
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 

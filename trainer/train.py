@@ -68,7 +68,7 @@ def prepare_run(
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
-    visits = dataset.training_queries() if sampled else len(dataset.train)
+    visits = dataset.count_visits(one_label_per_query=sampled)
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
     encoding = Encoding.fit(recipe, dataset)

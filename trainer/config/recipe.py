@@ -92,7 +92,7 @@ class Recipe(Section):
             yield f"{subject}: expected kinds other than audience, which belongs to labels"
         if feature.origin == "row" and (feature.kind == "history" or feature.name == self.data.query_id):
             yield f"{subject}: expected from = 'row' of neither a history nor the query's own id"
-        if feature.reads_label_tower and feature.dim != self.model.dim:
+        if feature.entries != "table" and feature.dim != self.model.dim:
             yield f"{subject}: expected dim = model.dim = {self.model.dim} with entries = {feature.entries!r}"
         weights = self.data.events.weights if self.data.events else {}
         types = [name for name, weight in weights.items() if weight]
@@ -111,7 +111,7 @@ class Recipe(Section):
             yield f"number features: expected names of one tower each, received {', '.join(shared)} in both"
         first_uses: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
-            name = feature.entry_table if feature.reads_label_tower else feature.table_name
+            name = feature.entry_table if feature.entries != "table" else feature.table_name
             if not feature.has_table or name is None:
                 continue
             earlier = first_uses.setdefault(name, feature)

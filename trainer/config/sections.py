@@ -187,13 +187,6 @@ class OptimizerConfig(Section):
         if self.embedding_momentum is not None and self.embeddings != "sgd":
             yield f"embedding_momentum: expected none with embeddings {self.embeddings!r}"
 
-    @property
-    def row_arguments(self) -> dict[str, float]:
-        """Return the arguments of the embedding optimizer."""
-        if self.embeddings != "sgd":
-            return {}
-        return {"momentum": self.momentum if self.embedding_momentum is None else self.embedding_momentum}
-
 
 class TrainingConfig(Section):
     """Configure the training loop: epochs, batches, validation, early stopping, precision, checkpoints."""

@@ -179,11 +179,6 @@ class FeatureConfig(Section):
         return LABEL_ROWS if self.entry_table is None else f"{LABEL_ROWS}-{self.entry_table}"
 
     @property
-    def reads_label_tower(self) -> bool:
-        """Return whether the feature's entries are outputs of the label tower."""
-        return self.entries != "table"
-
-    @property
     def entry_table(self) -> str | None:
         """Return the embedding table added to outputs of the label tower; None without one."""
         return (self.table or self.name) if self.entries == "both" else None
@@ -192,11 +187,6 @@ class FeatureConfig(Section):
     def has_table(self) -> bool:
         """Return whether the feature's values are looked up in an embedding table."""
         return self.kind not in ("number", "vector") or self.in_buckets
-
-    @property
-    def bagged(self) -> bool:
-        """Return whether the tower reads a bag: entries with weights."""
-        return self.kind in POOLED
 
     @property
     def in_buckets(self) -> bool:
@@ -279,7 +269,7 @@ class FeatureConfig(Section):
         for holds, keys, why in (
             *((self.kind not in kinds, keys, f"only for {' and '.join(kinds)}") for kinds, keys in _ONLY_OF.items()),
             (not self.in_buckets, {"buckets"}, "needs transform = 'quantile'"),
-            (not (self.bagged and self.combiner == "mean"), {"damping"}, "needs a mean of entries"),
+            (not (self.kind in POOLED and self.combiner == "mean"), {"damping"}, "needs a mean of entries"),
             (self.sample is not None, {"half_life"}, "sample leaves gaps between entries"),
             (self.entries == "label_tower", {"table", "min_count"}, "entries = 'label_tower' are in no table"),
             (self.encoder is not None, _POOLING, "an encoder reads entries in their order"),

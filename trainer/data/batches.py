@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -35,10 +35,11 @@ _UNKNOWN_RATE = 0.01
 """Default `unknown_rate` of query features."""
 
 
+@dataclass(eq=False)
 class QueryInputs:
     """Encode requests: attributes by query row or version, contexts by row, histories by pair.
 
-    Args:
+    Attributes:
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
         past: histories of the training pairs.
@@ -46,39 +47,32 @@ class QueryInputs:
         requests: the distinct requests; None if every query has exactly one.
         query_id: name of the feature that is the query's own id, which is read by query row for every version.
         events: codes of the event types in a history, by feature name; without codes, a history holds all pairs.
+        packs: whether batches pack the sequences of an encoder.
     """
 
-    def __init__(
-        self,
-        features: list[FeatureConfig],
-        encoded: dict[str, Encoded],
-        history_ids: dict[str, Int32],
-        past: Past,
-        *,
-        ordered: bool,
-        requests: Requests | None = None,
-        query_id: str = "",
-        events: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    ) -> None:
-        self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._ordered, self._events = ordered, events
-        self._requests, self._query_id = requests, query_id
-        self.packs = any(feature.encoder is not None for feature in features)
-        rates = {it.name: _UNKNOWN_RATE if it.unknown_rate is None else it.unknown_rate for it in features}
-        self._unknown = {it.name: (*it.unknown, rates[it.name]) for it in features if it.unknown and rates[it.name]}
-        self._read(past)
+    features: list[FeatureConfig]
+    encoded: dict[str, Encoded]
+    history_ids: dict[str, Int32]
+    past: Past
+    ordered: bool
+    requests: Requests | None = None
+    query_id: str = ""
+    events: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    packs: bool = False
 
-    def _read(self, past: Past) -> None:
-        self._past, pairs = past, past.pairs
+    def __post_init__(self) -> None:
+        rates = {it.name: _UNKNOWN_RATE if it.unknown_rate is None else it.unknown_rate for it in self.features}
+        self._unknown = {
+            it.name: (*it.unknown, rates[it.name]) for it in self.features if it.unknown and rates[it.name]
+        }
         self._histories = {
-            name: HistoryBags.build(pairs, past.offsets, self._events.get(name)) for name in self._history_ids
+            name: HistoryBags.build(self.past.pairs, self.past.offsets, self.events.get(name))
+            for name in self.history_ids
         }
 
     def with_history(self, past: Past) -> QueryInputs:
         """Return a copy of these features with histories from other pairs."""
-        inputs = copy(self)
-        inputs._read(past)
-        return inputs
+        return replace(self, past=past)
 
     def unpacked(self) -> QueryInputs:
         """Return a copy that packs no sequences, for batches that are cut into parts."""
@@ -100,8 +94,8 @@ class QueryInputs:
             rng: draws the unknown values, and the part of a history beyond `max_length` to read.
             packed: packs sequences, [S, P], as `model.sequences` reads them, with columns that locate each history.
         """
-        inputs = self._static(self._past.pairs.request_rows[pairs_B])
-        for feature in self._features:
+        inputs = self._static(self.past.pairs.request_rows[pairs_B])
+        for feature in self.features:
             if feature.kind == "history":
                 inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
             if feature.name in self._unknown:
@@ -116,9 +110,9 @@ class QueryInputs:
         Args:
             rows_B: rows of the past, int32; by default requests (`Pairs.request_rows`), after all known pairs.
         """
-        inputs = self._static(self._past.requests(rows_B))
-        slices = self._past.slices(rows_B)
-        for feature in self._features:
+        inputs = self._static(self.past.requests(rows_B))
+        slices = self.past.slices(rows_B)
+        for feature in self.features:
             if feature.kind == "history":
                 starts_B, ends_B = map(self._histories[feature.name].count_earlier, slices)
                 inputs |= self._history(feature, np.maximum(starts_B, ends_B - feature.max_length), ends_B, None)
@@ -126,18 +120,18 @@ class QueryInputs:
 
     def _static(self, requests_B: Rows) -> Inputs:
         """Return inputs of all features except histories."""
-        requests = self._requests
+        requests = self.requests
         if requests is None:
-            return take_rows(self._features, self._encoded, requests_B)
+            return take_rows(self.features, self.encoded, requests_B)
         inputs: Inputs = {}
-        for feature in self._features:
+        for feature in self.features:
             if feature.origin == "row" and requests.contexts is not None:
                 rows_B = requests.contexts[requests_B]
-            elif feature.name == self._query_id or requests.attributes is None:
+            elif feature.name == self.query_id or requests.attributes is None:
                 rows_B = requests.queries[requests_B]
             else:
                 rows_B = requests.attributes[requests_B]
-            inputs |= take_rows([feature], self._encoded, rows_B)
+            inputs |= take_rows([feature], self.encoded, rows_B)
         return inputs
 
     def _history(self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, positives_B: Int32 | None) -> Inputs:
@@ -149,17 +143,17 @@ class QueryInputs:
         labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None and feature.encoder is None:
             weights_BP *= labels_BP != positives_B[:, None]
-        ids_BP = self._history_ids[feature.name].take(labels_BP) * (weights_BP > 0)
+        ids_BP = self.history_ids[feature.name].take(labels_BP) * (weights_BP > 0)
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        history, queries_B = self._histories[feature.name], self._past.pairs.queries[pairs_B]
+        history, queries_B = self._histories[feature.name], self.past.pairs.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         if feature.encoder is not None and packed:
             return self._packed_history(feature, starts_B, history.count_earlier(pairs_B))
-        if self._ordered:
+        if self.ordered:
             ends_B = history.count_earlier(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
         else:
@@ -167,14 +161,14 @@ class QueryInputs:
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
-            return self._history(feature, starts_B, ends_B, self._past.pairs.labels[pairs_B])
+            return self._history(feature, starts_B, ends_B, self.past.pairs.labels[pairs_B])
         ends_B = np.minimum(ends_B, starts_B + feature.max_length)
         return self._sample_history(feature, starts_B, ends_B, pairs_B, rng)
 
     def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
-        ids_L, filled_SP = self._history_ids[feature.name], packing.segments_SP > 0
+        ids_L, filled_SP = self.history_ids[feature.name], packing.segments_SP > 0
         ids_SP = packing.segments_SP
         if len(labels):
             ids_SP = np.where(filled_SP, ids_L[labels[packing.entries_SP]], np.int32(0))
@@ -194,7 +188,7 @@ class QueryInputs:
         The history is cut into `sample` equal parts. Each part gives one entry, whose weight is the size of the part.
         """
         history, width = self._histories[feature.name], feature.sample or 1
-        labels, positives_B = history.bags.ids, self._past.pairs.labels[pairs_B]
+        labels, positives_B = history.bags.ids, self.past.pairs.labels[pairs_B]
         # The pair itself is an entry if its event type is in the history and the entry is in the range.
         entry_B = history.count_earlier(pairs_B)
         is_entry_B = (entry_B >= starts_B) & (entry_B < np.minimum(ends_B, len(labels)))
@@ -207,7 +201,7 @@ class QueryInputs:
         drawn_BP += is_entry_B[:, None] & (drawn_BP >= entry_B[:, None])  # the parts do not count the pair itself
         labels_BP = labels[np.where(sizes_BP > 0, drawn_BP, 0)] if len(labels) else np.zeros(drawn_BP.shape, np.int32)
         weights_BP = np.where(labels_BP == positives_B[:, None], 0, sizes_BP).astype(np.float32)
-        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
+        ids_BP = np.where(weights_BP > 0, self.history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
 

@@ -122,6 +122,10 @@ class Dataset:
         """Return the labels' feature table."""
         return FeatureTable(self.label_ids, self.label_table, label_id, None, np.empty(0, np.int64))
 
+    def count_visits(self, *, one_label_per_query: bool) -> int:
+        """Count the pairs that an epoch visits: all, or one of each query."""
+        return self.training_queries() if one_label_per_query else len(self.train)
+
     def training_queries(self) -> int:
         """Count the queries with training pairs."""
         return len(distinct(self.train.queries))

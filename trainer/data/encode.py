@@ -21,6 +21,7 @@ from longtail.trainer.data.batches import QueryInputs, take_rows
 from longtail.trainer.data.columns import Encoded, EncodedColumn, FeatureTable, encode_column, read_bags, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import occurrences
+from longtail.trainer.layers import POOLED
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class Encoding:
                 for feature in recipe.query.features
                 if feature.events
             },
+            packs=any(feature.encoder is not None for feature in recipe.query.features),
         )
         pairs = {
             ("query", feature.name): _average_pairs(
@@ -177,7 +179,7 @@ def _describe_feature(feature: FeatureConfig, column: Encoded | None) -> Feature
         name=feature.name,
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "audience", "bag") else None,
-        max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
+        max_length=feature.max_length if feature.kind in POOLED and feature.kind != "audience" else None,
         separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         **(column.description if isinstance(column, EncodedColumn) else {}),
@@ -214,7 +216,7 @@ def build_vocabularies(
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
                 least, name = feature.min_count, feature.table_name
-                if feature.reads_label_tower:
+                if feature.entries != "table":
                     of_labels[name] = 0
                     if feature.entry_table is None:
                         continue

@@ -7,15 +7,13 @@ positives, labels drawn, then all S of every row), `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from longtail.trainer.backend import Tensor, Tensors, ops
 
 if TYPE_CHECKING:
     import keras
 
-_SHARED = ("candidates", "log_pi_candidates", "log_q_candidates")
-"""Fields that all rows share unless each row has candidates of its own."""
 FamilyInputs = tuple[Tensor, Tensor, Tensor]
 """Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M]: the arguments of a family."""
 
@@ -67,15 +65,6 @@ class BatchCandidates(NamedTuple):
     candidate_tensors: Tensors = {}  # noqa: RUF012 (never written)
     rows: Tensors = {}  # noqa: RUF012
     positions_B: Tensor | None = None
-
-    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split fields into those with first axis B, and those that all rows share."""
-        rows = {name: column for name, column in self._asdict().items() if column is not None}
-        rows["positions_B"] = ops.arange(self.positive_B.shape[0])
-        names = [name for name in _SHARED if len(rows[name].shape) == 1]
-        if len(self.candidates.shape) == 1:
-            names.append("candidate_tensors")
-        return rows, {name: rows.pop(name) for name in names}
 
 
 class SampledLogits(NamedTuple):

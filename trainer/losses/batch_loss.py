@@ -22,6 +22,10 @@ _LEAST_ROWS = 128
 """Smallest number of rows in a block. Every block reads and writes the gradient of all candidates."""
 
 
+_SHARED = ("candidates", "log_pi_candidates", "log_q_candidates")
+"""Fields of `BatchCandidates` that all rows share unless each row has candidates of its own."""
+
+
 @dataclass(frozen=True)
 class BatchLoss:
     """Compute the loss of positives against candidates, by one objective [METHODS §2].
@@ -51,7 +55,13 @@ class BatchLoss:
         # Blocks of rows bound the part of [B, M] in memory.
         rows, logits = batch.positive_B.shape[0], (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
         blocks = -(-rows // max(_LEAST_ROWS, logits // batch.candidates.shape[-1]))
-        value, state = backend.sum_of_blocks(losses, shared, by_row, *batch.split(), blocks=blocks)
+        fixed = {name: column for name, column in batch._asdict().items() if column is not None}
+        fixed["positions_B"] = ops.arange(rows)  # a block has some rows of the batch
+        names = {name for name in _SHARED if len(fixed[name].shape) == 1}
+        if len(batch.candidates.shape) == 1:
+            names.add("candidate_tensors")
+        fixed_shared = {name: fixed.pop(name) for name in names}
+        value, state = backend.sum_of_blocks(losses, shared, by_row, fixed, fixed_shared, blocks=blocks)
         return value / rows, state
 
     def _split(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:

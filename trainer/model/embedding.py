@@ -105,9 +105,6 @@ def unit_rows(x_BD: Tensor) -> Tensor:
 class UnitNorm(keras.layers.Layer):
     """Divide rows by their norm; unlike in `keras.layers.UnitNormalization`, a zero row becomes a unit vector."""
 
-    def __init__(self, *, name: str) -> None:
-        super().__init__(name=name, dtype="float32")
-
     def call(self, x_BD: Tensor) -> Tensor:
         """Return rows of norm 1, float32 [B, D]."""
         return unit_rows(x_BD)

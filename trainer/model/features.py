@@ -15,7 +15,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.config.towers import KindChoice, TowerChoice
 from longtail.trainer.errors import RecipeError
-from longtail.trainer.layers import TOWERS, FeatureSetup, Side, TowerSetup
+from longtail.trainer.layers import POOLED, TOWERS, FeatureSetup, Side, TowerSetup
 from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.pooling import Recency, Symmetric, WeightedBag
 from longtail.trainer.model.sequences import SequenceEncoder
@@ -23,9 +23,6 @@ from longtail.trainer.model.sequences import SequenceEncoder
 
 class SignedLog(keras.layers.Layer):
     """Compute sign(x)·log(1 + |x|)."""
-
-    def __init__(self, *, name: str) -> None:
-        super().__init__(name=name, dtype="float32")
 
     def call(self, x: Tensor) -> Tensor:
         """Return a tensor of the same shape, float32."""
@@ -67,7 +64,7 @@ class FeatureParts:
         """Build the part of one feature, [B, width]."""
         if feature.kind in ("number", "vector"):
             return self._build_lookup(feature) if feature.in_buckets else self._build_numbers(feature)
-        return self._build_bag(feature) if feature.bagged else self._build_lookup(feature)
+        return self._build_bag(feature) if feature.kind in POOLED else self._build_lookup(feature)
 
     def _build_lookup(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of an id, a range or a date, from its table."""
@@ -83,7 +80,8 @@ class FeatureParts:
         ids = self._input(feature.name, (None,), "int32")
         weights = self._input(f"{feature.name}__weight", (None,), "float32")
         if feature.weights == "symmetric":
-            weights = Symmetric(name=f"{feature.name}_symmetric")(weights, self.pairs[feature.name](ids))
+            symmetric = Symmetric(name=f"{feature.name}_symmetric", dtype="float32")
+            weights = symmetric(weights, self.pairs[feature.name](ids))
         if feature.half_life is not None:
             weights = Recency(feature.half_life, name=f"{feature.name}_recency")(weights)
         table = self.tables[feature.table_name]
@@ -106,7 +104,7 @@ class FeatureParts:
             if feature.custom_kind is None:
                 mean, std = self.numbers[feature.name]
                 if feature.transform == "log":
-                    x = SignedLog(name=f"{feature.name}_log")(x)
+                    x = SignedLog(name=f"{feature.name}_log", dtype="float32")(x)
                 x = keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
         if feature.normalise:
             x = keras.layers.UnitNormalization(dtype="float32")(x)
@@ -125,7 +123,7 @@ class FeatureParts:
     def _build_custom(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
         """Build the part of a custom kind."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
-        length = feature.max_length if feature.bagged else None
+        length = feature.max_length if feature.kind in POOLED else None
         setup = FeatureSetup(feature.name, self.side, length, mean, std)
         source = f"{self.side} feature {feature.name!r} ({kind.name})"
         return _call_custom(source, kind.row.part, (*tensors, setup), kind.arguments, self.precision)

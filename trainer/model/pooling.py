@@ -56,9 +56,6 @@ class Symmetric(keras.layers.Layer):
     n is Σ|w| over all entries, and d the number of training pairs of the entry's label or query.
     """
 
-    def __init__(self, *, name: str) -> None:
-        super().__init__(name=name, dtype="float32")
-
     def call(self, weights_BP: Tensor, pairs_BP1: Tensor) -> Tensor:
         """Return weights, float32 [B, P]."""
         entries_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)

@@ -135,7 +135,7 @@ def build_towers(
                 pairs[key] = EmbeddingTable(
                     vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}"
                 )
-            if feature.reads_label_tower:
+            if feature.entries != "table":
                 readers[key] = name
                 rows = vocabulary_rows[name]
                 label_rows[name] = EmbeddingTable(rows, feature.dim, scale=0.0, seed=0, name=f"table_{name}")
@@ -181,10 +181,11 @@ def _build(
         if x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
     # The last layer is always float32: `UnitNorm` and `ObjectiveMaps` are, and a linear activation casts the rest.
-    if side == "query" and (shares := recipe.export_shares):
-        x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
+    if side == "query" and recipe.objectives:
+        unit = model.similarity == "cosine"
+        x = ObjectiveMaps(recipe.export_shares, model.dim, unit=unit, name=f"{name}_objectives")(x)
     elif model.similarity == "cosine":
-        x = UnitNorm(name=f"{name}_direction")(x)
+        x = UnitNorm(name=f"{name}_direction", dtype="float32")(x)
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
     return keras.Model(features.inputs, x, name=name)

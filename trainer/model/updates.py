@@ -80,8 +80,11 @@ class Updates:
             for rate in (config.embedding_learning_rate, config.dense_learning_rate)
         )
         tables = model.tables
+        arguments = {}
+        if config.embeddings == "sgd":
+            arguments["momentum"] = config.momentum if config.embedding_momentum is None else config.embedding_momentum
         self.rows: dict[str, RowOptimizer] = {
-            name: ROW_OPTIMIZERS[config.embeddings](table, **config.row_arguments) for name, table in tables.items()
+            name: ROW_OPTIMIZERS[config.embeddings](table, **arguments) for name, table in tables.items()
         }
         self.l2 = {name: LazyL2(table, config.l2) for name, table in tables.items()} if config.l2 else {}
         self._dense = model.dense_variables
