@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -92,7 +91,7 @@ class Database:
     connection: duckdb.DuckDBPyConnection
     views: dict[Path | str, str] = field(default_factory=dict)
     empty_files: list[str] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=count)
+    _numbers: int = 0
 
     def run(self, sql: str) -> duckdb.DuckDBPyConnection:
         """Execute a statement."""
@@ -131,7 +130,8 @@ class Database:
 
     def name(self, prefix: str) -> str:
         """Return an unused name."""
-        return f"{prefix}_{next(self._numbers)}"
+        self._numbers += 1
+        return f"{prefix}_{self._numbers}"
 
     @contextmanager
     def on_one_thread(self) -> Iterator[None]:

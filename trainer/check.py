@@ -26,7 +26,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import CHECKS, assign_buckets, count_held_out, warn_of_future
+from longtail.trainer.limits import assign_buckets, count_held_out, find_refusals, warn_of_future
 
 _QUERIES = 20_000
 """Number of evenly spaced queries whose features are examined."""
@@ -92,11 +92,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     except (TrainerError, DataError) as error:
         return CheckReport(name, str(error).split("\n"))
     report = examine(checked, dataset)
-    for check_part in CHECKS:
-        try:
-            check_part(checked, dataset)
-        except (TrainerError, DataError) as error:
-            report.problems.append(str(error))
+    report.problems.extend(map(str, find_refusals(checked, dataset, report.held_out)))
     try:
         report.features.extend(_features(checked, dataset, Encoding.fit(checked, dataset)))
         report.steps.update(_steps(checked, dataset))

@@ -20,7 +20,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.default_figures import measure_default
 from longtail.trainer.devices import WORLD, Cluster, check_same_inputs, join_processes, wait_for_all
 from longtail.trainer.export.trial import try_own_layers
-from longtail.trainer.limits import check_data, check_sizes
+from longtail.trainer.limits import check_sizes, find_refusals
 from longtail.trainer.progress import Reporter
 from longtail.trainer.results import Selection, finish, report_choice
 from longtail.trainer.temperature import choose_temperature
@@ -81,8 +81,9 @@ def fit(
     dataset = read_dataset(recipe)
     if several:
         check_same_inputs(shared_facts(recipe, dataset, None if weights is None else weights.sha256))
-    check_data(recipe, dataset)
     report = examine(recipe, dataset)
+    if refusal := next(find_refusals(recipe, dataset, report.held_out), None):
+        raise refusal
     print_summary(report, reporter.say)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)

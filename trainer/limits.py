@@ -1,5 +1,6 @@
 """Checks of readable data against a recipe, without Keras."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from longtail.bundle.sets import distinct
 from longtail.trainer import register
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.groups import check_group
 from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.target import read_shares
@@ -22,10 +23,21 @@ from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.prior import check_forecast
 
 
-def check_data(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse what training, evaluation or export would refuse of readable data; raises the first DataError."""
-    for check in CHECKS:
-        check(recipe, dataset)
+def find_refusals(recipe: Recipe, dataset: Dataset, held_out: dict[str, HeldOut]) -> Iterator[TrainerError | DataError]:
+    """Yield what training, evaluation or export would refuse of readable data, check by check."""
+    for check in (
+        check_display,
+        check_sizes,
+        check_choice,
+        lambda *_: check_held_out(held_out),
+        check_columns,
+        check_prior,
+        check_tree,
+    ):
+        try:
+            check(recipe, dataset)
+        except (TrainerError, DataError) as error:
+            yield error
 
 
 def check_display(recipe: Recipe, dataset: Dataset) -> None:
@@ -130,13 +142,13 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
             raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
 
 
-def check_held_out(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse held-out pairs of which none is left to find."""
-    for split, held_out in count_held_out(recipe, dataset).items():
-        if not held_out.measured:
+def check_held_out(held_out: dict[str, HeldOut]) -> None:
+    """Refuse held-out pairs, by split, of which none is left to find."""
+    for split, pairs in held_out.items():
+        if not pairs.measured:
             raise DataError(
-                f"evaluation: expected {split} pairs to find, found none of {held_out.distinct:,}: "
-                f"{held_out.repeated:,} seen before, {held_out.short:,} with too few earlier pairs; use "
+                f"evaluation: expected {split} pairs to find, found none of {pairs.distinct:,}: "
+                f"{pairs.repeated:,} seen before, {pairs.short:,} with too few earlier pairs; use "
                 "evaluation.exclude_seen = false "
                 "where a query may choose a label again, or a smaller evaluation.least_history"
             )
@@ -177,10 +189,6 @@ def check_tree(recipe: Recipe, _dataset: Dataset) -> None:
             f"adversarial sampler: expected a query feature besides the query's own id {recipe.data.query_id!r} "
             f"(a history, bag, text, number or category), found {features}"
         )
-
-
-CHECKS = (check_display, check_sizes, check_choice, check_held_out, check_columns, check_prior, check_tree)
-"""Checks of readable data, without training."""
 
 
 def compute_log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:

@@ -29,7 +29,7 @@ from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_choice, check_held_out, check_sizes
+from longtail.trainer.limits import check_choice, check_held_out, check_sizes, count_held_out
 from longtail.trainer.metric_registry import parse_k
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flatten_settings
@@ -237,7 +237,7 @@ def _check_measured(space: SearchSpace, dataset: Dataset) -> None:
     if not len(dataset.valid):
         raise DataError("tune: expected validation pairs to measure trials on, found none")
     check_choice(space.recipe, dataset)
-    check_held_out(space.recipe, dataset)
+    check_held_out(count_held_out(space.recipe, dataset))
     labels = len(dataset.label_ids)
     for name in (*space.objectives, *space.tune.constraints):
         if int(parse_k(name)) > labels:  # an evaluation skips these metrics

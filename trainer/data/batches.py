@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -55,10 +55,10 @@ class QueryInputs:
     history_ids: dict[str, Int32]
     past: Past
     ordered: bool
-    requests: Requests | None = None
-    query_id: str = ""
-    events: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    packs: bool = False
+    requests: Requests | None
+    query_id: str
+    events: Mapping[str, Sequence[int]]
+    packs: bool
 
     def __post_init__(self) -> None:
         rates = {it.name: _UNKNOWN_RATE if it.unknown_rate is None else it.unknown_rate for it in self.features}

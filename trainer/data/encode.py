@@ -21,7 +21,6 @@ from longtail.trainer.data.batches import QueryInputs, take_rows
 from longtail.trainer.data.columns import Encoded, EncodedColumn, FeatureTable, encode_column, read_bags, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import occurrences
-from longtail.trainer.layers import POOLED
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _describe_feature(feature: FeatureConfig, column: Encoded | None) -> Feature
         name=feature.name,
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "audience", "bag") else None,
-        max_length=feature.max_length if feature.kind in POOLED and feature.kind != "audience" else None,
+        max_length=feature.max_length if feature.kind in ("history", "bag", "text") else None,
         separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         **(column.description if isinstance(column, EncodedColumn) else {}),

@@ -5,7 +5,7 @@ Legend: `N` rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -276,7 +276,7 @@ def check_log(
     return table
 
 
-def _multiply_weights(log: InteractionLog, weights: Mapping[str, float]) -> str:
+def _multiply_weights(log: InteractionLog, weights: dict[str, float]) -> str:
     """Return the SQL expression of a row's weight, by column and event type."""
     factors = []
     if "weight" in log.table.kinds:
@@ -316,7 +316,7 @@ def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     )
 
 
-def _weight_checks(log: InteractionLog, data: DataConfig, weights: Mapping[str, float]) -> Iterator[RowCheck]:
+def _weight_checks(log: InteractionLog, data: DataConfig, weights: dict[str, float]) -> Iterator[RowCheck]:
     if name := data.weight:
         yield RowCheck(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
         yield RowCheck(name, "given < 0", "weights >= 0", value="given")
