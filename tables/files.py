@@ -91,6 +91,7 @@ def find_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
             raise DataError(f"{unknown.name}: expected an ending among {', '.join(_ENDINGS)}, received {suffix!r}")
         files += new_files
     names = [file.path if file.kind == "sql" else file.name for file in files]
+    # Queries are compared whole, because their names are shortened.
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
         raise DataError(f"expected every file once, found {twice} {names.count(twice)} times")
     return [replace(file, partition=_partition(file)) for file in files]

@@ -34,6 +34,7 @@ _VERSION = 2
 
 def hash_run(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Compute the hex sha256 of a run: its recipe without paths, plug-in sources, data, and first weights."""
+    # The co-occurrence term is fitted after training, so its settings may change.
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True, "cooccurrence": True})
     for name in ("devices", "processes"):
         del settings["training"][name]

@@ -70,7 +70,7 @@ def prepare_run(
     sampled = recipe.data.reduction == "sample"
     visits = dataset.count_visits(one_label_per_query=sampled)
     parts = recipe.training.accumulate
-    batch_size = min(recipe.training.batch_size, visits) // parts * parts
+    batch_size = min(recipe.training.batch_size, visits) // parts * parts  # parts of a batch have equal sizes
     encoding = Encoding.fit(recipe, dataset)
     steps_per_epoch = visits // batch_size
     identity = hash_run(recipe, dataset, None if warm_start is None else warm_start.sha256)

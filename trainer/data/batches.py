@@ -76,7 +76,7 @@ class QueryInputs:
 
     def unpacked(self) -> QueryInputs:
         """Return a copy that packs no sequences, for batches that are cut into parts."""
-        inputs = copy(self)
+        inputs = copy(self)  # shares the histories, which `replace` would build again
         inputs.packs = False
         return inputs
 

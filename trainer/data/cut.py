@@ -62,7 +62,7 @@ def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str
                 f"data.split: {parted:,} of {held_out:,} held-out pairs have the time of an earlier pair of their "
                 "query: the order in the file decides"
             )
-    if stored:
+    if stored:  # the view of a cut by time reads the pairs
         database.drop(pairs)
     return table, remarks
 

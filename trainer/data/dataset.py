@@ -318,10 +318,10 @@ class _Loading:
                 except DataError as error:
                     errors.append(str(error))
         self.pairs = check_log(log, data, report, errors, texts["query"], texts["label"])
-        database.run(f"DROP TABLE {log.table.name}")
+        database.run(f"DROP TABLE {log.table.name}")  # later steps read codes, not texts
         self._refuse(log, tables)
         (remaining,) = database.row(f"SELECT count(*) FROM {self.pairs}")
-        gaps = remaining < log.table.rows - report.early
+        gaps = remaining < log.table.rows - report.early  # a bad row may have been the only one of its id
         ids, cells, joins = {}, [], []
         for side, side_texts in texts.items():
             if gaps:
@@ -482,7 +482,7 @@ class _Loading:
 
     def _split(self, name: str) -> Pairs:
         database, columns, split = self.database, column_names(self.database, self.pairs), _SPLITS.index(name)
-        left_out = "shown" if name == "test" and name in self.files else ""
+        left_out = "shown" if name == "test" and name in self.files else ""  # impressions of test pairs are never read
         kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
         (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {split}")
         arrays = {}
@@ -499,10 +499,10 @@ class _Loading:
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
     def _replace(self, query: str, stored: bool = True) -> None:
-        """Replace the pairs by the result of an SQL query."""
+        """Replace the pairs by the result of an SQL query; a view, if not `stored`, copies no rows."""
         previous, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
-        if stored:
+        if stored:  # a view reads the previous table
             self.database.drop(previous)
 
 

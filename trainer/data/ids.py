@@ -51,6 +51,7 @@ class IdTexts:
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
         odd = placeholder_condition("text")
+        # A placeholder among whole numbers must not stop `39.0` from meaning `39`.
         canonical = canonical_ids(database, distinct, "text", condition=f"NOT {odd}")
         texts = f"SELECT text, {canonical} AS id, place, listed FROM {distinct}"
         database.run(

@@ -231,7 +231,7 @@ def check_log(
     cells = {"place": "log.rowid", "file": log.table.column("file"), "query": "queries.code", "label": "labels.code"}
     if log.time is not None:
         cells["time"] = log.time
-    if "weight" in log.table.kinds:
+    if "weight" in log.table.kinds:  # messages name the weight of the file, not its product with the event's
         cells["given"] = log.table.column("weight")
     if weights:
         types = f"[{', '.join(map(literal, weights))}]"

@@ -44,6 +44,7 @@ class IdTable:
     def take(self, rows: pa.Array) -> pa.Table:
         """Return rows by their numbers, int64 [n]; null gives a row of nulls."""
         values = self.table.combine_chunks()
+        # `take` would copy a table that is in this order already.
         in_order = len(rows) == len(values) and rows.equals(pa.array(np.arange(len(rows))))
         return values if in_order else values.take(rows)
 
