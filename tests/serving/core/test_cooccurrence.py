@@ -74,7 +74,8 @@ class Formula:
         self.labels_json = retriever.catalogue.labels_json(rows)
 
         def column(of_bundle: Any, of_added: Any) -> np.ndarray:
-            return np.concatenate([of_bundle, of_added])[rows].astype(np.float64)
+            values = np.concatenate([of_bundle, of_added]) if len(added) else np.asarray(of_bundle)
+            return values[rows].astype(np.float64)
 
         zeros = np.zeros(overlay.labels)
         labels = bundle.labels
