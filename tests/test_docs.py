@@ -121,6 +121,13 @@ def test_pages_are_complete_without_the_site() -> None:
         assert "```{" not in text, page
 
 
+def test_how_it_works_is_one_picture_and_short() -> None:
+    text = (DOCS / "how.md").read_text()
+    assert len(re.findall(r"!\[", text)) == 1
+    assert len(text.split()) <= 300
+    assert "](docs/how.md)" in (ROOT / "README.md").read_text()
+
+
 def test_paths_in_contributing_exist() -> None:
     paths = re.findall(r"`([a-z_]+/[\w./]*)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(paths) > 30
