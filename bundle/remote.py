@@ -108,7 +108,7 @@ def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], 
 
 
 def upload_bundle(bundle: Path, url: str) -> None:
-    """Verify a bundle and copy it to a URL such as `s3://bucket/books`; raises BundleError or ObjectStoreError."""
+    """Verify a bundle and copy it to a URL such as `s3://bucket/shop`; raises BundleError or ObjectStoreError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
     upload(ObjectStore(url), "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)

@@ -50,7 +50,7 @@ class Query:
         filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
             `release()["filterable"]` lists the columns.
         explore: numbers of slots by bucket to draw at random from the bucket's best labels, such as `{"new": 2}`.
-        at_least: floors, such as `[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]`: at least n of
+        at_least: floors, such as `[{"bucket": "tail", "n": 1}, {"filter": {"brand": "brand3"}, "n": 2}]`: at least n of
             the k labels are of a bucket or pass a filter, at the least loss of summed scores.
         max_per: most labels per value of a column, such as `{"brand": 2}`.
         mmr: weight of maximal marginal relevance, from 0 to 1, for diverse labels.

@@ -43,7 +43,7 @@ BundleArgument = Annotated[
     typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory, its URL, or models:/NAME@ALIAS."),
 ]
 ReleaseArgument = Annotated[
-    str, typer.Argument(metavar="RELEASE", help="A release's directory or URL, such as releases/books-2.")
+    str, typer.Argument(metavar="RELEASE", help="A release's directory or URL, such as releases/shop-2.")
 ]
 SourceArgument = Annotated[
     str,
@@ -230,7 +230,7 @@ def refresh_(
     _write_release(root, publish, "load and verify the release", write)
 
 
-@app.command(epilog="Example: longtail-index publish releases/books-2")
+@app.command(epilog="Example: longtail-index publish releases/shop-2")
 def publish(
     release: ReleaseArgument,
     force: Annotated[
@@ -244,7 +244,7 @@ def publish(
     _publish(*split_release(release), force=force)
 
 
-@app.command(epilog="Example: longtail-index stage releases/books-2")
+@app.command(epilog="Example: longtail-index stage releases/shop-2")
 def stage(release: ReleaseArgument) -> None:
     """Send a release a share of live queries as shadow traffic. The release is verified, and not published."""
     releases, name = split_release(release)
@@ -308,7 +308,7 @@ def merge(
     say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
 
-@app.command(epilog="Example: longtail-index upload releases/books-2 s3://bucket/releases")
+@app.command(epilog="Example: longtail-index upload releases/shop-2 s3://bucket/releases")
 def upload(
     release: Annotated[Path, typer.Argument(metavar="RELEASE", help="A release's directory.")],
     releases: ReleasesArgument,
@@ -320,7 +320,7 @@ def upload(
     say_next("longtail-index", "publish", f"{target}/{release.resolve().name}")
 
 
-@app.command(epilog="Example: longtail-index verify releases/books-2")
+@app.command(epilog="Example: longtail-index verify releases/shop-2")
 def verify(release: ReleaseArgument) -> None:
     """Read a release and compare every byte with the manifest."""
     releases, name = split_release(release)

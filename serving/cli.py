@@ -200,7 +200,7 @@ def run(
     serve(settings, log_level)
 
 
-@app.command(epilog="Example: longtail-serve check releases/books-2")
+@app.command(epilog="Example: longtail-serve check releases/shop-2")
 def check(
     release: Annotated[Path, typer.Argument(help="A release's directory.", exists=True, file_okay=False)],
 ) -> None:

@@ -81,7 +81,7 @@ def _read_groups(value: object) -> object:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        raise ValueError('expected JSON such as {"country": ["DE", "FR"], "history": []}') from None
+        raise ValueError('expected JSON such as {"country": ["NO", "SE"], "history": []}') from None
 
 
 def _refuse_own_values(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Settings(BaseSettings):
         BeforeValidator(_read_groups),
     ] = Field(default={}, max_length=10)
     """Query features by which `longtail_group_…` of /metrics counts answers, each with the values to distinguish; JSON
-    in the environment, `{"country": ["DE", "FR"], "history": []}`. An empty list distinguishes only whether a query has
+    in the environment, `{"country": ["NO", "SE"], "history": []}`. An empty list distinguishes only whether a query has
     the feature. The values `other` and `missing` are reserved for unlisted and absent values."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
     """Share of the queries that a staged release gets as shadow traffic."""

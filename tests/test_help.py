@@ -87,7 +87,7 @@ def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
 def test_the_command_parses_its_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: typer.Typer, words: list[str], command: Any
 ) -> None:
-    (tmp_path / "releases/books-2").mkdir(parents=True)
+    (tmp_path / "releases/shop-2").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert command.epilog in page(app, *words)
     program, *arguments = shlex.split(command.epilog.removeprefix("Example: ").split(" > ")[0])

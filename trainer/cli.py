@@ -248,13 +248,13 @@ def evaluate(
         print(f"\n{result.left_out}." if markdown else result.left_out)
 
 
-@app.command(epilog="Example: longtail-train upload bundle s3://bucket/bundles/books")
+@app.command(epilog="Example: longtail-train upload bundle s3://bucket/bundles/shop")
 def upload(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="URL of the copy: s3://bucket/bundles/books, or models:/books@ALIAS of MLflow."
+            metavar="URL", help="URL of the copy: s3://bucket/bundles/shop, or models:/shop@ALIAS of MLflow."
         ),
     ],
 ) -> None:

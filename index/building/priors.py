@@ -204,7 +204,7 @@ class PriorSpec:
 
     Args:
         table: a `PriorTable` or its path; None: no table.
-        bonuses: filters by the name of their bonus, such as `{"promoted": {"seller": "s1"}}`; buckets have bonuses
+        bonuses: filters by the name of their bonus, such as `{"promoted": {"brand": "brand3"}}`; buckets have bonuses
             without a filter.
         decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
         slopes: columns of numbers, with limits of the weight in nats per unit; `"auto"`: ±3 / σ.

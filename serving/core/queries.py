@@ -240,7 +240,7 @@ class SearchOptions(RequestModel):
         description="If given, only labels whose columns meet all of these conditions may be answered: by column, as "
         "GET /v1/release lists them in `filterable`, a value to equal, or an object of operators: `eq`, `ne`, `in`, "
         "`not_in`, `exists`, of numbers and dates also `lt`, `le`, `gt`, `ge`.",
-        examples=[{"category": {"in": ["shoes", "hats"]}, "price": {"ge": 5, "lt": 20}, "in_stock": True}],
+        examples=[{"category": {"in": ["teapot", "mug"]}, "price": {"ge": 5, "lt": 20}, "in_stock": True}],
     )
     explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict,
@@ -255,7 +255,7 @@ class SearchOptions(RequestModel):
         description="Floors: the least number of labels from a bucket, or of labels that pass a filter, at little "
         'loss of summed scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for floors of '
         "buckets. The result's `floors` and `cost` give the numbers met and their cost.",
-        examples=[[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]],
+        examples=[[{"bucket": "tail", "n": 1}, {"filter": {"brand": "brand3"}, "n": 2}]],
     )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,

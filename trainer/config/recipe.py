@@ -36,9 +36,9 @@ class Recipe(Section):
         >>> recipe = Recipe.model_validate(
         ...     {
         ...         "name": "shop",
-        ...         "data": {"train": "orders.parquet", "query_id": "user_id", "label_id": "item_id"},
+        ...         "data": {"train": "clicks.parquet", "query_id": "user_id", "label_id": "product_id"},
         ...         "query": {"features": [{"name": "user_id", "kind": "id"}]},
-        ...         "label": {"features": [{"name": "item_id", "kind": "id"}]},
+        ...         "label": {"features": [{"name": "product_id", "kind": "id"}]},
         ...         "loss": {"sampler": {"name": "uniform", "negatives": 100}, "weight": "importance"},
         ...     }
         ... )

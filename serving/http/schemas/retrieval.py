@@ -109,7 +109,7 @@ class SimilarRequest(SimilarQuery, _SearchBody):
 class QueriesRequest(QueriesFor, _SearchBody):
     """Body of POST /v1/queries: a label's id, several in `ids`, or the features of a new label."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 100, "filter": {"country": "AT"}}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 100, "filter": {"country": "NO"}}]})
 
     release: str | None = _RELEASE
 
