@@ -122,7 +122,9 @@ def _describe(problem: ErrorDetails, location: _Location, elsewhere: Mapping[str
         context = {name: _plain(item) for name, item in problem.get("ctx", {}).items()}
         expected = _EXPECTED[kind].format(**context)
         if "actual_length" in context:
-            return ValidationProblem(path, f"expected {expected}, received {context['actual_length'] or 'more'}")
+            length = context["actual_length"]
+            # Pydantic stops counting a long collection at its limit.
+            return ValidationProblem(path, f"expected {expected}, received {'more' if length is None else length}")
     if kind == "literal_error" and (hint := did_you_mean(str(value), re.findall("'([^']*)'", expected))):
         return ValidationProblem(path, f"expected {expected}, received {value!r}{hint}")
     return ValidationProblem(path, f"expected {expected}", value, True)

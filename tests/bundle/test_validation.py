@@ -25,7 +25,7 @@ class Settings(BaseModel):
     floor: dict[str, Annotated[float, Field(ge=0, le=1)] | Share] = {}
     files: list[Path | str] | None = None
     steps: int = 3
-    widths: list[int] = Field(default=[], max_length=2)
+    widths: list[int] = Field(default=[0], min_length=1, max_length=2)
     devices: Literal["one", "all"] = "one"
     shares: tuple[Share, ...] = ()
     from_: str = Field(default="", alias="from", pattern="^[a-z]{2}$")
@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "broken number": ({"steps": 1.5}, ["steps: expected a whole number, received 1.5"]),
     "own rule": ({"steps": 2}, ["steps: expected odd steps"]),
     "too many": ({"widths": [1, 2, 3]}, ["widths: expected at most 2 of them, received 3"]),
+    "none": ({"widths": []}, ["widths: expected at least 1 of them, received 0"]),
     "entry": ({"widths": [1, "a"]}, ["widths.1: expected a whole number, received 'a'"]),
     "choice": ({"devices": 4}, ["devices: expected 'one' or 'all', received 4"]),
     "misspelt choice": ({"devices": "al"}, ["devices: expected 'one' or 'all', received 'al': did you mean 'all'?"]),
