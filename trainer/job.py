@@ -65,7 +65,7 @@ def fit(
         >>> bundle.manifest.labels, bundle.embeddings.shape
         (16, (16, 4))
     """
-    out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
+    out, reporter = Path(out), reporter or Reporter(Console(quiet=True, force_jupyter=False))
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
@@ -73,7 +73,7 @@ def fit(
     if several or cluster != Cluster():
         join_processes(recipe, cluster)
     if WORLD.process:
-        reporter = Reporter(Console(quiet=True))
+        reporter = Reporter(Console(quiet=True, force_jupyter=False))
     for name in track:
         tracker_module(name)
     try_own_layers(recipe)

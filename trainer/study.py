@@ -98,7 +98,7 @@ def tune(
         >>> [trial.state.name for trial in result.study.trials], 0.05 <= result.recipe.model.temperature <= 0.5
         (['COMPLETE', 'COMPLETE'], True)
     """
-    out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
+    out, reporter = Path(out), reporter or Reporter(Console(quiet=True, force_jupyter=False))
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     space = SearchSpace(recipe)

@@ -1,17 +1,19 @@
 """What the site changes in the committed Markdown: whole files of the repository as pages, and links.
 
-A page that begins with the line `<!-- page: PATH -->` is replaced by that file; on GitHub every link leads to the file
-itself. Links go to the page that shows a file, or, for a file that no page shows, to `DOCS_SOURCE_URL` if that is set;
-else the link is left out and its text stays. `<!-- toctree: CAPTION … -->` holds a part of the navigation, which GitHub
-does not show.
+A page that begins with the line `<!-- page: PATH -->` is replaced by that file, a notebook by its text, code and
+outputs; on GitHub every link leads to the file itself. Links go to the page that shows a file, or, for a file that no
+page shows, to `DOCS_SOURCE_URL` if that is set; else the link is left out and its text stays. `<!-- toctree: CAPTION …
+-->` holds a part of the navigation, which GitHub does not show.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -22,6 +24,7 @@ PAGES = {
     "benchmarks/RESULTS.md": "results.md",
     "bundle/FORMAT.md": "bundle.md",
     "docker/README.md": "docker.md",
+    "examples/movielens.ipynb": "films.md",
     "serving/METRICS.md": "metrics.md",
     "serving/openapi.json": "http.md",
     "serving/settings.py": "api/serving.md",
@@ -46,8 +49,37 @@ def expand(text: str, page: str) -> str:
     folder = base = posixpath.dirname(posixpath.join("docs", page))
     if source := _PAGE.match(text):
         text, base = (ROOT / source[1]).read_text(encoding="utf-8"), posixpath.dirname(source[1])
+        if source[1].endswith(".ipynb"):
+            text = _read_notebook(json.loads(text))
     tree = _TREE.sub(r"```{toctree}\n:caption: \1\n:hidden:\n\n\2```", text)
     return _cited(_linked(tree, base, folder), folder)
+
+
+def _read_notebook(notebook: dict[str, Any]) -> str:
+    """Convert a notebook to Markdown.
+
+    Cells that Jupyter shows without their source are folded. A cell's metadata `alt` describes its picture.
+    """
+    parts = list[str]()
+    for cell in notebook["cells"]:
+        source, metadata = "".join(cell["source"]), cell["metadata"]
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        code = f"```python\n{source}\n```"
+        if metadata.get("jupyter", {}).get("source_hidden"):
+            code = f"<details><summary>Code</summary>\n\n{code}\n\n</details>"
+        parts.append(code)
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                picture = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f"![{metadata['alt']}](data:image/png;base64,{picture})")
+            elif "text/markdown" in data:
+                parts.append("".join(data["text/markdown"]))
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def slug(title: str) -> str:

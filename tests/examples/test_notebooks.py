@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def data(tmp_path: Path) -> Path:
             "user_id": 1 + np.arange(RATINGS) % USERS,
             "item_id": np.minimum(rng.geometric(0.03, RATINGS), ITEMS),
             "rating": rng.integers(1, 6, RATINGS),
-            "timestamp": 880_000_000 + rng.permutation(RATINGS),
+            "timestamp": 874_000_000 + 12_400 * rng.permutation(RATINGS),  # from September 1997 to April 1998
         },
         "users": {
             "user_id": 1 + np.arange(USERS),
@@ -82,6 +83,17 @@ def test_outputs_match_the_cells_and_name_no_machine(path: Path) -> None:
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not re.search(r"/(home|root|tmp|Users|var|work)/", path.read_text(encoding="utf-8"))
     assert path.stat().st_size < 300_000
+
+
+def test_the_site_shows_a_notebook_with_its_outputs() -> None:
+    expand = runpy.run_path(str(EXAMPLES.parent / "docs/_ext/pages.py"))["expand"]
+    page = expand("<!-- page: examples/movielens.ipynb -->", "films")
+    outputs = [output for cell in read(EXAMPLES / "movielens.ipynb").cells for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(re.findall(r"!\[[^\]]{20,}\]\(data:image/png;base64,[\w+/=]+\)", page)) == len(pictures) >= 5
+    tables = [output.data["text/markdown"] for output in outputs if "text/markdown" in output.get("data", {})]
+    assert all(table in page for table in tables)
+    assert "](audit.md)" in page  # as a page of docs/ needs it; in examples/ it is ../docs/audit.md
 
 
 def test_every_example_is_listed() -> None:
