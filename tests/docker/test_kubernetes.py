@@ -233,7 +233,7 @@ def test_accepted_events_do_not_stop_training(
     now, rows = time.time(), range(600)
     columns = {"user_id": [f"u{n % 60}" for n in rows], "product_id": [f"item-{n % 41}" for n in rows]}
     times = pa.array([int(1e6 * (now - 3600 * (700 - n))) for n in rows], pa.timestamp("us", "UTC"))
-    pq.write_table(pa.table(columns | {"time": times}), tmp_path / "log.parquet")
+    pq.write_table(pa.table(columns | {"clicked_at": times}), tmp_path / "log.parquet")
 
     assert started("feedback", tmp_path, **environment).wait(60) == 0
     assert "left out: 4 labels whose label is empty, or whose query has no user_id" in capfd.readouterr().out
