@@ -63,15 +63,12 @@ class Retrieval(AnsweredBatch):
     @cached_property
     def results(self) -> list[dict[str, Any]]:
         """Write `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's."""
-        results = []
+        results, start = [], 0
+        # One pass over all labels: slices of NumPy's scores for each query would take twice as long.
+        labels_N = [{**label, "score": score} for label, score in zip(self.labels_N, self.scores_N, strict=True)]
         unknown_B = self.unknown_B or [NO_UNKNOWN] * len(self.queries)
         for i, (query, end) in enumerate(zip(self.queries, self.ends_B, strict=True)):
-            start = self.ends_B[i - 1] if i else 0
-            weights = query.weights
-            labels = [
-                {**label, "score": score}
-                for label, score in zip(self.labels_N[start:end], self.scores_N[start:end], strict=True)
-            ]
+            weights, labels = query.weights, labels_N[start:end]
             if query.display is not None:
                 # A new dictionary of columns, because those of `labels_N` are shared with other answers.
                 for label in labels:
@@ -91,12 +88,15 @@ class Retrieval(AnsweredBatch):
                 for prior, weight in zip(self.priors.settings, weights.priors_P, strict=True):
                     if prior.source == "table" or (weight and prior.source != "date"):
                         result.setdefault(prior.group, {})[prior.key] = weight
+            if tail:
+                result.update(tail)
             unknown_query, unknown_history = unknown_B[i]
-            unknown = {
+            result["unknown"] = {
                 "query": unknown_query,
                 "history": unknown_history,
                 "exclude": query.unknown_exclude,
                 "allow": query.unknown_allow,
             }
-            results.append({**result, **tail, "unknown": unknown})
+            results.append(result)
+            start = end
         return results
