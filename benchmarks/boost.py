@@ -146,7 +146,7 @@ def add(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
 
 
 def min_max(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
-    """Blend taste and boost, each scaled over what was fetched, by weights between those that queries need."""
+    """Blend taste and boost, each scaled to 0 … 1 over the fetched labels, by several weights."""
     if goal.boost.ndim == 1:  # conditions read properties of labels, and have none of a query's own terms
         rows_BN = fetch(taste_BL, depth)
         taste_BN, boost_BN, same_B1 = scale(taste_BL, goal, rows_BN)

@@ -19,6 +19,7 @@ import hashlib
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -102,8 +103,8 @@ def make(
         print(hashlib.sha256((folder / f"{name}.npy").read_bytes()).hexdigest(), f"{name}.npy")
 
 
-class Library:
-    """A library's index, in the form of ann-benchmarks: subclass it, and override what differs.
+class Library(ABC):
+    """A library's index, in the form of ann-benchmarks: subclasses define `fit` and `query`.
 
     Attributes:
         settings: arguments of `set_query_arguments`, cheapest first.
@@ -114,17 +115,17 @@ class Library:
     settings: Sequence[tuple[Any, ...]] = ((),)
     scale, equal_norms = 1.0, False
 
+    @abstractmethod
     def fit(self, rows: Rows, learn: Rows) -> None:
-        """Build the index of rows; `learn` are queries without λ that may tune it, and are not asked later."""
-        raise NotImplementedError
+        """Build the index of rows; `learn` has queries without λ that may tune it, and no later query."""
 
     def set_query_arguments(self, *arguments: Any) -> None:
         """Set what the next queries use; they find it in `self.arguments` unless this method is overridden."""
         self.arguments = arguments
 
+    @abstractmethod
     def query(self, vector: Rows, k: int) -> Sequence[int]:
         """Return the row numbers of the k largest inner products with one query."""
-        raise NotImplementedError
 
 
 class Dataset:

@@ -93,9 +93,7 @@ class VectorOptions:
     label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None
     pairs: Annotated[
         str | None,
-        typer.Option(
-            metavar="LOG", help="Who chose what, by query id, `label_id` and perhaps `time`: adds co-occurrence."
-        ),
+        typer.Option(metavar="LOG", help="Log of choices: query id, `label_id`, optional `time`; adds co-occurrence."),
     ] = None
 
     def files(self, labels: str) -> VectorFiles:
@@ -160,7 +158,7 @@ def from_vectors(
         str,
         typer.Argument(
             metavar="LABELS",
-            help="Table of `label_id`, `count`, `vector`, perhaps `noise`, and columns to show; SELECT … renames.",
+            help="Table of `label_id`, `count`, `vector`, optional `noise`, and columns to show; SELECT … renames.",
         ),
     ],
     releases: ReleasesOption,
@@ -185,7 +183,7 @@ def priors(
     """Write a release with other named priors, without training."""
     values = PriorSpec.load(table).table
     if values is None:
-        raise LongtailIndexError(f"{table}: expected a table of priors, found none; name one as `table`")
+        raise LongtailIndexError(f"{table}: expected a key `table` that names a table of priors, found none")
     root, release = find_release(releases)
     write = partial(refresh_priors, root, values, source=release)
     _write_release(root, publish, "load and verify the release", write)

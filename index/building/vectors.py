@@ -34,15 +34,15 @@ class VectorFiles:
 
     Args:
         labels: file, folder, glob or URL of a table with the columns `id`, `count`, `vector` (unless `vectors` is
-            given), and perhaps `noise`, the noise ν of training, numbers above 0, without which ν is the label
+            given), and optionally `noise`, the noise ν of training, numbers above 0, without which ν is the label
             frequency π; every other column is shown in answers.
         vectors: a `.npy` file of float32 or float16 [L, D], rows in the order of `labels`.
         queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
         temperature: divisor of u·v in training, or of |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
-        pairs: log of who chose what, for the term of co-occurrence; None: without the term. It has `label_id`, perhaps
-            `time`, otherwise rows are in order of time, and query ids in `query_id` or the only other column. Where
-            `queries` has that column, held-out pairs choose ω.
+        pairs: log for the term of co-occurrence; None: no term. It has `label_id`, query ids in `query_id`
+            or the only other column, and optionally `time`; without `time`, rows are in order of time. If `queries`
+            has the column of query ids, held-out pairs choose ω.
         remembered: last labels to keep of each query of `pairs`; 0 keeps none.
     """
 

@@ -106,7 +106,7 @@ class FaissIndex:
         if self.lossy:
             fetch = max(k, MEASURED_DEPTH) * (math.ceil(params.k_factor * boost) if filtered else params.k_factor)
         fetch = min(fetch, self.labels)
-        # Under a filter a short answer needs as many lists as an answer of a hundred labels.
+        # Lists for filters were measured with 100 results; fewer results need the same lists.
         nprobe = scale_nprobe(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)

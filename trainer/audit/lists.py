@@ -82,7 +82,7 @@ def read_lists(source: Path | str, columns: ListColumns, k: int) -> ListEntries:
             nothing = f"len(list_filter({label}, lambda x: x IS NULL)) > 0"
             _refuse(table, nothing, "lists of ids", "null in one")
             source = (
-                f"SELECT {query} AS query, unnest({label}) AS label, generate_subscripts({label}, 1) AS place "
+                f"SELECT {query} AS query, unnest({label}) AS label, generate_subscripts({label}, 1) AS position "
                 f"FROM {table.name}"
             )
         else:
@@ -93,17 +93,17 @@ def read_lists(source: Path | str, columns: ListColumns, k: int) -> ListEntries:
                 by = f"{key} {'DESC' if falling else 'ASC'}, rowid"
             source = (
                 f"SELECT {query} AS query, {label} AS label, row_number() OVER (PARTITION BY {query} ORDER BY {by}) "
-                f"AS place FROM {table.name}"
+                f"AS position FROM {table.name}"
             )
         entries = duck.name("entries")
         duck.run(f"CREATE TABLE {entries} AS {source}")
-        (longer,) = duck.row(f"SELECT count(*) FROM {entries} WHERE place = {k + 1}")
-        columns_E = duck.arrow(f"SELECT * FROM {entries} WHERE place <= {k} ORDER BY query, place")
+        (longer,) = duck.row(f"SELECT count(*) FROM {entries} WHERE position = {k + 1}")
+        columns_E = duck.arrow(f"SELECT * FROM {entries} WHERE position <= {k} ORDER BY query, position")
         empty_files = duck.empty_in_words()
     if not len(columns_E):
         raise DataError(f"{name}: expected lists of labels, found none")
     queries, labels = (columns_E[column].combine_chunks().dictionary_encode() for column in ("query", "label"))
-    rank_E = columns_E["place"].to_numpy() - 1
+    rank_E = columns_E["position"].to_numpy() - 1
     query_E, label_E, rank_E = (
         code.astype(np.int32) for code in (queries.indices.to_numpy(), labels.indices.to_numpy(), rank_E)
     )

@@ -59,7 +59,7 @@ class TuneConfig(Section):
     """Ranges by the key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`.
     Keys that change the measurement itself are not allowed: `name`, `seed`, `data`, `evaluation` and `tune`."""
     trials: int = Field(default=20, ge=1)
-    """Total number of trials, including those of earlier runs and those that were pruned or refused. Optuna's
+    """Total number of trials; earlier runs, pruned and refused trials count too. Optuna's
     tree-structured Parzen estimator suggests values, after ten random trials."""
     objectives: list[str] = Field(default_factory=list)
     """Metrics on valid such as `recall@20/tail`, with k from `evaluation.ks`; by default `evaluation.metric`.

@@ -1,6 +1,6 @@
 """Changes of a table of pairs: cut splits, keep one label per query, remove repeats.
 
-A table of pairs has `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and may have `time`,
+A table of pairs has `row_id`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and may have `time`,
 `weight` and `objective`. `tie` orders pairs of the same query and time.
 """
 
@@ -31,7 +31,7 @@ def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str
         separate: splits with files of their own, which take no training pairs.
     """
     shares = [0.0 if name in separate else share for name, share in (("test", split.test), ("valid", split.valid))]
-    train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
+    train = f"SELECT *, row_id AS tie FROM {pairs} WHERE split = 0"
     if split.strategy.startswith("random"):
         train = _shuffled(database, pairs, seed)
     remarks: list[str] = []
@@ -43,7 +43,7 @@ def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str
     else:
         number = _last_of_each(database, pairs, split.strategy, shares, separate)
     table = database.name("cut")
-    held_out_files = f"SELECT *, place AS tie FROM {pairs} WHERE split > 0"
+    held_out_files = f"SELECT *, row_id AS tie FROM {pairs} WHERE split > 0"
     stored = split.strategy != "temporal"
     kind = "TABLE" if stored else "VIEW"
     database.run(
@@ -94,7 +94,7 @@ def _shuffled(database: Database, pairs: str, seed: int) -> str:
     np.random.default_rng(seed).shuffle(order)
     tie[order] = np.arange(count)
     ties = database.register(pa.table({"tie": tie, "position": np.arange(count)}))
-    numbered = f"SELECT *, row_number() OVER (ORDER BY place) - 1 AS position FROM {pairs} WHERE split = 0"
+    numbered = f"SELECT *, row_number() OVER (ORDER BY row_id) - 1 AS position FROM {pairs} WHERE split = 0"
     return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {ties} USING (position)"
 
 
@@ -181,7 +181,7 @@ def keep_smallest_label(database: Database, pairs: str, labels: pa.Table) -> tup
     rank_L[order] = np.arange(len(ids))
     ranks = database.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "rank": rank_L}))
     smallest_pairs, stays = database.name("smallest"), np.array(labels["listed"].is_valid())
-    smallest = "row_number() OVER (PARTITION BY split, query ORDER BY rank, place) = 1"
+    smallest = "row_number() OVER (PARTITION BY split, query ORDER BY rank, row_id) = 1"
     database.run(
         f"CREATE TABLE {smallest_pairs} AS SELECT * EXCLUDE (rank) FROM {pairs} JOIN {ranks} USING (label) "
         f"QUALIFY {smallest}"

@@ -212,7 +212,7 @@ class _Loading:
 
     Attributes:
         columns, context, folder: the arguments of `load_dataset`.
-        pairs: name of the table of pairs, with `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`,
+        pairs: name of the table of pairs, with `row_id`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`,
             and optionally `time`, `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of the same
             time.
     """
@@ -252,7 +252,7 @@ class _Loading:
             self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.files}, seed=seed)
             report.remarks += remarks
         else:
-            self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
+            self._replace(f"SELECT *, row_id AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":
             self.pairs, report.repeats = without_repeats(database, self.pairs)
         train, valid, test = map(self._split, _SPLITS)
@@ -310,7 +310,7 @@ class _Loading:
             self._refuse(log, tables)
         texts, id_columns = self.texts, {"query": data.query_id, "label": data.label_id}
         for side, table in tables.items():
-            rows = f"SELECT {log.table.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
+            rows = f"SELECT {log.table.column(side)} AS text, rowid AS row_id FROM {log.table.name} WHERE {log.alive}"
             texts[side] = IdTexts.number(database, rows, None if table is None else table.listed)
             if table is not None and table.dates is None:
                 try:
@@ -330,7 +330,7 @@ class _Loading:
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
                 texts[side] = side_texts = replace(side_texts, ids=rows)
             ids[side] = database.arrow(f"SELECT id, listed FROM {side_texts.ids} ORDER BY code")
-            (every,) = database.row(f"SELECT count(place) FROM {side_texts.ids}")
+            (every,) = database.row(f"SELECT count(row_id) FROM {side_texts.ids}")
             is_listed = ids[side]["listed"].is_valid()
             unlisted = ids[side].filter(pc.invert(is_listed))["id"]
             if len(unlisted) and tables[side] is not None:
@@ -399,7 +399,7 @@ class _Loading:
         database, contexts = self.database, self.database.name("contexts")
         columns = [f"context_{i}" for i in range(len(names))]
         every = ", ".join(columns)
-        distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
+        distinct = f"SELECT {every}, min(row_id) AS first FROM {self.pairs} GROUP BY ALL"
         firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{i}" for i, column in enumerate(columns)]
         order = ", ".join(f"first_{i}" for i in range(len(columns)))
         database.run(
@@ -432,13 +432,13 @@ class _Loading:
         versions = database.name("versions")
         database.run(
             f"CREATE TABLE {versions} AS SELECT *, "
-            f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version "
-            f"FROM (SELECT id, ids.code AS query, since * {double(scale)} AS since, listed.place, row_number "
+            f"(row_number() OVER (ORDER BY query, since, row_id) - 1)::INTEGER AS version "
+            f"FROM (SELECT id, ids.code AS query, since * {double(scale)} AS since, listed.row_id, row_number "
             f"FROM {table.listed} AS listed JOIN {texts.table} USING (text) JOIN {texts.ids} AS ids USING (id))"
         )
         again = database.rows(
             f"SELECT id, row_number FROM {versions} "
-            "QUALIFY row_number() OVER (PARTITION BY query, since ORDER BY place) > 1 ORDER BY place LIMIT 1"
+            "QUALIFY row_number() OVER (PARTITION BY query, since ORDER BY row_id) > 1 ORDER BY row_id LIMIT 1"
         )
         for id_, row_number in again:
             file, row = table.source.locate(row_number)
@@ -452,19 +452,19 @@ class _Loading:
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
         )
-        order = database.arrow(f"SELECT place FROM {versions} ORDER BY version")["place"].to_pylist()
+        order = database.arrow(f"SELECT row_id FROM {versions} ORDER BY version")["row_id"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
     def _impressions(self, label_ids: pa.Array) -> Bags:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         database, lists = self.database, self.database.name("shown")
         database.run(
-            f"CREATE TABLE {lists} AS SELECT place, (row_number() OVER (ORDER BY place) - 1)::INTEGER AS row, shown "
+            f"CREATE TABLE {lists} AS SELECT row_id, (row_number() OVER (ORDER BY row_id) - 1)::INTEGER AS row, shown "
             f"FROM {self.pairs} WHERE split < 2"
         )
         self._replace(
             f"SELECT pairs.* REPLACE (lists.row AS shown) FROM {self.pairs} AS pairs "
-            f"LEFT JOIN {lists} AS lists USING (place)"
+            f"LEFT JOIN {lists} AS lists USING (row_id)"
         )
         entries = (
             f"SELECT row, unnest(shown[:{MOST_SHOWN}]) AS text, generate_subscripts(shown[:{MOST_SHOWN}], 1) AS entry "

@@ -26,7 +26,7 @@ class IdTexts:
     Attributes:
         table: table of `text`, `id` and `code`, with codes in the order of first occurrence in the log, then in the
             feature table. If all ids are whole numbers, `39.0` is the id `39`.
-        ids: table of `code`, `id`, the first `place` in the log, and `listed`, the first place in the feature table.
+        ids: table of `code`, `id`, the first `row_id` in the log, and `listed`, its first in the feature table.
         odd: texts that look like a placeholder, with their codes.
     """
 
@@ -40,23 +40,23 @@ class IdTexts:
         """Number distinct texts.
 
         Args:
-            log: an SQL query of `text` and `place`, in the log.
-            listed: a table of `text` and `place`, in the feature table; None without a table.
+            log: an SQL query of `text` and `row_id`, in the log.
+            listed: a table of `text` and `row_id`, in the feature table; None without a table.
         """
-        sources = [f"SELECT text, place, NULL::BIGINT AS listed FROM ({log})"]
-        sources += [f"SELECT text, NULL::BIGINT AS place, place AS listed FROM {listed}"] if listed else []
+        sources = [f"SELECT text, row_id, NULL::BIGINT AS listed FROM ({log})"]
+        sources += [f"SELECT text, NULL::BIGINT AS row_id, row_id AS listed FROM {listed}"] if listed else []
         distinct, ids, view = database.name("distinct"), database.name("ids"), database.name("texts")
         database.run(
-            f"CREATE TABLE {distinct} AS SELECT text, min(place) AS place, min(listed) AS listed "
+            f"CREATE TABLE {distinct} AS SELECT text, min(row_id) AS row_id, min(listed) AS listed "
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
         odd = placeholder_condition("text")
         # A placeholder among whole numbers must not stop `39.0` from meaning `39`.
         canonical = canonical_ids(database, distinct, "text", condition=f"NOT {odd}")
-        texts = f"SELECT text, {canonical} AS id, place, listed FROM {distinct}"
+        texts = f"SELECT text, {canonical} AS id, row_id, listed FROM {distinct}"
         database.run(
-            f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
-            f"AS code FROM (SELECT id, min(place) AS place, min(listed) AS listed FROM ({texts}) GROUP BY id)"
+            f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY row_id NULLS LAST, listed) - 1)::INTEGER "
+            f"AS code FROM (SELECT id, min(row_id) AS row_id, min(listed) AS listed FROM ({texts}) GROUP BY id)"
         )
         unchanged = f"SELECT id AS text, id, code FROM {ids}"
         spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
@@ -66,12 +66,12 @@ class IdTexts:
     def without_gaps(self, pairs: str, column: str) -> str:
         """Renumber the ids that remain in pairs or in the feature table; `before` is the former code."""
         table = self.database.name("ids")
-        used = f"SELECT {column} AS before, min(place) AS place FROM {pairs} GROUP BY 1"
+        used = f"SELECT {column} AS before, min(row_id) AS row_id FROM {pairs} GROUP BY 1"
         self.database.run(
-            f"CREATE TABLE {table} AS SELECT id, used.place, listed, code AS before, "
-            f"(row_number() OVER (ORDER BY used.place NULLS LAST, listed) - 1)::INTEGER AS code "
+            f"CREATE TABLE {table} AS SELECT id, used.row_id, listed, code AS before, "
+            f"(row_number() OVER (ORDER BY used.row_id NULLS LAST, listed) - 1)::INTEGER AS code "
             f"FROM {self.ids} AS ids LEFT JOIN ({used}) AS used ON ids.code = used.before "
-            f"WHERE used.place IS NOT NULL OR listed IS NOT NULL"
+            f"WHERE used.row_id IS NOT NULL OR listed IS NOT NULL"
         )
         return table
 

@@ -223,12 +223,12 @@ def check_log(
     """Number ids, weigh rows, and remove bad rows, which are noted for `refuse_problems`.
 
     Returns:
-        A table of `place`, `file`, codes `query` and `label`, and, if the log has them, `time`, `weight`, `event`,
+        A table of `row_id`, `file`, codes `query` and `label`, and, if the log has them, `time`, `weight`, `event`,
         `shown` and contexts.
     """
     database, table = log.database, log.database.name("checked")
     weights = data.events.by_type if data.events else {}
-    cells = {"place": "log.rowid", "file": log.table.column("file"), "query": "queries.code", "label": "labels.code"}
+    cells = {"row_id": "log.rowid", "file": log.table.column("file"), "query": "queries.code", "label": "labels.code"}
     if log.time is not None:
         cells["time"] = log.time
     if "weight" in log.table.kinds:  # messages name the weight of the file, not its product with the event's

@@ -173,7 +173,7 @@ def find_problems(
     """Note the bad rows of a table by file; return the SQL condition of fatal problems.
 
     Args:
-        table: table with `file`, the number of a file, and `place`, the number of a row.
+        table: table with `file`, the number of a file, and `row_id`, the number of a row.
     """
     if not checks:
         return "false"
@@ -184,8 +184,8 @@ def find_problems(
     if not checks:
         return "false"
     cells = ", ".join(
-        f"count(*) FILTER ({check.condition}), min(place, {_MOST_ROWS}) FILTER ({check.condition}), "
-        f"arg_min({check.value}, place) FILTER ({check.condition})"
+        f"count(*) FILTER ({check.condition}), min(row_id, {_MOST_ROWS}) FILTER ({check.condition}), "
+        f"arg_min({check.value}, row_id) FILTER ({check.condition})"
         for check in checks
     )
     rows_of_file = {file_rows.number: file_rows for file_rows in files}

@@ -30,7 +30,7 @@ class IdTable:
     """Hold the good rows of a feature table.
 
     Attributes:
-        listed: table in DuckDB of the rows: `text`, the id; `place`, the row; `row_number` among the rows of all files;
+        listed: table in DuckDB of the rows: `text`, the id; `row_id`; `row_number` among the rows of all files;
             and with `data.valid_from`, `since`, the time from which the row holds. An id then has a row per version.
         source: the rows of all files.
         dates: whether `since` are dates, in microseconds; None without `data.valid_from`.
@@ -93,7 +93,7 @@ def _good_rows(
     """Return the rows with an id and, if versions need one, a time."""
     database, id_ = table.database, table.column(_ID)
     view = database.name("checked")
-    database.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
+    database.run(f"CREATE VIEW {view} AS SELECT *, rowid AS row_id, {table.column('file')} AS file FROM {table.name}")
     checks = [*check_texts(database, table.name, id_, id_column, data.placeholders)]
     if valid_from is not None:
         since = table.column(_SINCE)
@@ -109,7 +109,7 @@ def _good_rows(
     time = f", {table.column(_SINCE)} AS since" if valid_from else ""
     listed = database.name("listed")
     database.run(
-        f"CREATE TABLE {listed} AS SELECT {id_} AS text, row_number() OVER (ORDER BY rowid) - 1 AS place, "
+        f"CREATE TABLE {listed} AS SELECT {id_} AS text, row_number() OVER (ORDER BY rowid) - 1 AS row_id, "
         f"rowid AS row_number{time} FROM {table.name} WHERE {good}"
     )
     rows = table.arrow(names, good).rename_columns([name.removeprefix(_COLUMN) for name in names])
@@ -137,7 +137,7 @@ def check_distinct(table: IdTable, texts: IdTexts, id_column: str, data: DataCon
     if not repeats:
         return
     numbered = (
-        f"SELECT id, row_number, row_number() OVER (PARTITION BY id ORDER BY place) AS occurrence "
+        f"SELECT id, row_number, row_number() OVER (PARTITION BY id ORDER BY row_id) AS occurrence "
         f"FROM {table.listed} JOIN {texts.table} USING (text)"
     )
     again = database.rows(f"SELECT id, row_number FROM ({numbered}) WHERE occurrence > 1 ORDER BY row_number LIMIT 5")

@@ -196,7 +196,7 @@ def _words(texts: pa.Array | pa.ChunkedArray) -> float:
 def read_times(column: pa.ChunkedArray) -> Times | None:
     """Read the times of a column, [N], as numbers, or dates in microseconds; None for a column without times."""
     with open_database() as reader:
-        source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
+        source = reader.register(pa.table({"value": column, "row_id": np.arange(len(column))}))
         kind = reader.rows(f"DESCRIBE SELECT value FROM {source}")[0][1]
         if (time_and_dates := find_times(reader, source, "value", kind)) is None:
             return None
@@ -204,7 +204,7 @@ def read_times(column: pa.ChunkedArray) -> Times | None:
         clock = Clock.measure(reader, time, source, "true", datetime.now(UTC))
         plausible = f"isfinite({time})" if clock.unit is None else is_plausible(time, clock.unit, clock.now)
         times = reader.arrow(
-            f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY place"
+            f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY row_id"
         )
     values: Float64 = times["time"].to_numpy()
     return Times(values, times["good"].to_numpy(), clock.unit) if np.isfinite(values).any() else None

@@ -95,8 +95,8 @@ def mask_known_positives(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *,
 
     Example:
         >>> import numpy as np
-        >>> known, rows = np.int32([4, 7, 2]), np.int32([0, 0, 1])
-        >>> mask_known_positives(np.int32([7, 2, 7]), known, rows, batch=2, labels=9).numpy().astype(int)
+        >>> positives_K, rows_K = np.int32([4, 7, 2]), np.int32([0, 0, 1])
+        >>> mask_known_positives(np.int32([7, 2, 7]), positives_K, rows_K, batch=2, labels=9).numpy().astype(int)
         array([[1, 0, 1],
                [0, 1, 0]])
     """

@@ -3,7 +3,7 @@
     epoch      begin_epoch
     batch      columns            on the host, one step ahead
     step       context            around all that follows
-               extra_negatives    labels to embed beside positives and draws
+               extra_negatives    more labels to embed, next to positives and draws
                candidate_tensors  constants of the candidates
                row_tensors        constants of the rows; may read `exclude_mask` of all terms
       loss     row_state          from logits, without gradient; later hooks find it in `rows`
@@ -43,8 +43,7 @@ class LossTerm:
     Attributes:
         name: name of the tensors of `extra_negatives`.
         stream: number of the random stream of `columns`.
-        adds_negatives: the term has `extra_negatives`. They are embedded and scored; hooks find their logits under
-            `NAME logits`.
+        adds_negatives: whether the term has `extra_negatives`; their logits are the tensor `NAME logits` of hooks.
         reads_multiplicity: hooks read `multiplicity`, the number of labels that a candidate represents, float32 [B, M].
         joins_rows: rows depend on each other, so the loss of a batch is not computed in blocks.
         variables, constants: variables that steps change, and variables that steps only read.

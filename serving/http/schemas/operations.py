@@ -255,6 +255,6 @@ class ErrorAnswer(BaseModel):
     type: str = Field(description="`urn:longtail:` and `error.type`.")
     title: str = Field(description="HTTP's phrase for the status.")
     status: int
-    detail: str = Field(description="Same as `error.message`.")
+    detail: str = Field(description="The message of `error`.")
     error: ErrorDetail
     request_id: str
