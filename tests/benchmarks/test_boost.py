@@ -60,9 +60,10 @@ def assert_same_scores(ids: list[int], wanted_K: np.ndarray, scores_L: np.ndarra
 
 
 def test_qdrant_adds_as_the_pattern_does(arrays: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    models = pytest.importorskip("qdrant_client").models
+    qdrant = pytest.importorskip("qdrant_client", reason="expected qdrant-client, which `dev` does not install")
+    models = qdrant.models
     vectors_LD, queries_BD, steps_L = arrays
-    client = pytest.importorskip("qdrant_client").QdrantClient(":memory:")
+    client = qdrant.QdrantClient(":memory:")
     client.create_collection("labels", vectors_config=models.VectorParams(size=8, distance=models.Distance.DOT))
     payload = [{"popularity": float(step)} for step in steps_L]
     client.upload_collection("labels", vectors=vectors_LD, payload=payload, ids=range(LABELS))
@@ -91,7 +92,7 @@ def test_qdrant_adds_as_the_pattern_does(arrays: tuple[np.ndarray, np.ndarray, n
 def test_milvus_lite_boosts_ten_times_the_limit(
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    pytest.importorskip("milvus_lite")
+    pytest.importorskip("milvus_lite", reason="expected milvus-lite, which `dev` does not install")
     pymilvus = pytest.importorskip("pymilvus")
     vectors_LD, queries_BD, steps_L = arrays
     client = pymilvus.MilvusClient(str(tmp_path / "milvus.db"))
