@@ -180,6 +180,7 @@ def run(
     library: Annotated[str | None, typer.Option(help="module:Class of a library of yours.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Name of a library; repeat for several.")] = None,
     k: Annotated[int, typer.Option(max=DEPTH, help="Results.")] = DEPTH,
+    scale: Annotated[float, typer.Option(help="Scale of the libraries that have one.")] = WIDE,
     limit: Annotated[float, typer.Option(help="Seconds for the settings of a library at one λ.")] = 60,
 ) -> None:
     """Measure libraries in turns, write curves.csv into the folder, and print a table."""
@@ -191,6 +192,7 @@ def run(
         started = time.perf_counter()
         try:
             built = LIBRARIES[name]()
+            built.scale = scale if built.scale == WIDE else built.scale
             dataset.fit(built)
         except ImportError as error:
             print(f"{name} is left out: {error}", flush=True)
