@@ -74,7 +74,7 @@ def invert(
         column: pa.array([id_ for id_, _, _ in rows], pa.string()),
         log.query_id: pa.array([query["id"] for _, _, query in rows], pa.string()),
         **{name: pa.array([query[name] for _, _, query in rows], pa.float32()) for name in _FIGURES},
-        "place": pa.array([position for _, position, _ in rows], pa.int32()),
+        "rank": pa.array([rank for _, rank, _ in rows], pa.int32()),
     })  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     working = out.with_name(f".{out.name}.{uuid4().hex}")
@@ -89,7 +89,7 @@ def invert(
 def campaign(
     retriever: Retriever, ids: Sequence[str], options: Mapping[str, Any], max_per_query: int | None = None
 ) -> list[tuple[str, int, dict[str, Any]]]:
-    """Choose queries for labels: label id, position from 1, query.
+    """Choose queries for labels: label id, rank from 1, query.
 
     Pairs of a label and a query are taken by falling `log_p`, or `choices` if `by` says so, over all labels together;
     equal ones in the order of labels. A pair counts unless its label has k queries or its query `max_per_query` labels.
@@ -110,7 +110,7 @@ def campaign(
         # A label that lacks queries, and whose list was cut, needs a longer one; full labels need no more of theirs.
         short_ids = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
         depth *= 4
-    return [(id_, position, query) for id_ in ids for position, query in enumerate(chosen[id_], start=1)]
+    return [(id_, rank, query) for id_ in ids for rank, query in enumerate(chosen[id_], start=1)]
 
 
 def _label_ids(labels: Path | str, column: str) -> list[str]:

@@ -261,7 +261,7 @@ def test_a_campaign_is_greedy_over_all_pairs(random_case: QueriesCase, by: str, 
     assert [(label, query["id"]) for label, _, query in chosen] == [
         (f"item-{row}", f"u{query}") for row in rows for query in expected[row]
     ]
-    assert [i for _, i, _ in chosen] == [i for row in rows for i in range(1, len(expected[row]) + 1)]
+    assert [rank for _, rank, _ in chosen] == [i for row in rows for i in range(1, len(expected[row]) + 1)]
 
 
 @pytest.mark.parametrize("random_case", ["popularity and histories"], indirect=True)
@@ -275,8 +275,8 @@ def test_batch_invert_writes_a_table(random_case: QueriesCase, tmp_path: Path) -
         assert invert(releases, tmp_path / "labels.csv", tmp_path / name, options, release="one") == 4
         read = {".parquet": pq.read_table, ".csv": csv.read_csv, ".jsonl": json.read_json}[Path(name).suffix]
         table = read(tmp_path / name)
-        assert table.column_names == ["item_id", "user_id", "score", "log_p", "choices", "place"]
-        assert table["place"].to_pylist() == [1, 2, 1, 2]
+        assert table.column_names == ["item_id", "user_id", "score", "log_p", "choices", "rank"]
+        assert table["rank"].to_pylist() == [1, 2, 1, 2]
         assert table["user_id"].to_pylist() == [query["id"] for _, _, query in expected]
         np.testing.assert_allclose(table["log_p"], [query["log_p"] for _, _, query in expected], rtol=1e-5)
     for labels, out, inputs, message in [
