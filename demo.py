@@ -136,7 +136,7 @@ def show_dial() -> None:
 
 
 def show_queries(url: str) -> None:
-    """Query for a known user and for a visitor with two films, each at two dial points."""
+    """Query for a known user and a visitor with two films, at two dial points."""
     labels = feather.read_table(RUN / "labels.arrow", columns=["label_id", "title"])
     id_of = dict(zip(labels["title"].to_pylist(), labels["label_id"].to_pylist(), strict=True))
     interactions = pq.read_table(DATA / "interactions.parquet", filters=[("user_id", "=", int(USER))])

@@ -1,4 +1,4 @@
-"""What one training step moves between devices, read from the program that XLA compiles for them.
+"""Count the bytes that XLA's program of a training step moves between devices.
 
     python -m benchmarks.device_traffic [--devices 2 4 8] [--batch 4096] [--dim 64] [--rows 1000000]
 
@@ -33,7 +33,7 @@ def formula(batch: int, dim: int, devices: int) -> float:
 
 
 def traffic_of(program: str, devices: int) -> dict[str, int]:
-    """Return the bytes of the arrays that collectives of a compiled program move, by their kind."""
+    """Count the bytes that collectives of a compiled program move, by their kind."""
     by_kind = dict.fromkeys(KINDS, 0)
     for match in _COLLECTIVE.finditer(program):
         kind = match["kind"]
@@ -49,7 +49,7 @@ def moved(traffic: dict[str, int], devices: int) -> float:
 
 
 def compiled_step(*, devices: int, batch: int, dim: int, rows: int) -> str:
-    """Compile a training step for a number of devices, in a new process, and return the program."""
+    """Compile a training step for a number of devices, in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--xla_force_host_platform_device_count={devices} --xla_dump_to={folder} --xla_dump_hlo_as_text"
         subprocess.run(

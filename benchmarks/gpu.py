@@ -134,7 +134,7 @@ def _device() -> str:
 
 
 def _products(batch: int) -> float:
-    """Time a step's three products in bfloat16, in blocks of rows because [B, B] may not fit."""
+    """Time a step's three products in bfloat16; [B, B] may not fit, so by blocks."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Recall and speed of the tuned inverted lists under filters and at larger k, at λ = ½.
+"""Measure tuned inverted lists under filters and at larger k, at λ = ½.
 
     python -m benchmarks.index_recall                       # 300,000 labels
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find

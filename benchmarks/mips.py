@@ -50,7 +50,7 @@ app = typer.Typer(help="Search by inner product with head-biased norms.", add_co
 def generate(
     labels: int, *, dim: int = DIM, queries: int = QUERIES, spread: float = SPREAD, seed: int = 0
 ) -> tuple[Rows, NDArray[np.int64], Rows, Rows]:
-    """Generate labels, their counts, queries to learn from and to ask, by sums of random bits: the same everywhere."""
+    """Generate labels, their counts, and queries for tuning and for the test, the same everywhere."""
     bits = np.random.PCG64(seed)
 
     def gaussian(count: int) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ def make(
     labels: Annotated[int, typer.Option(help="Generated labels.")] = 100_000,
     bundle: Annotated[Path | None, typer.Option(help="A trained model, in place of generated labels.")] = None,
 ) -> None:
-    """Write the files of a size or of a model, with the exact answers, and print their sha256."""
+    """Write the files of a size or model with exact answers; print their sha256."""
     if bundle:
         model = import_module("longtail.bundle").Bundle.load(bundle)
         labels_LD, prior_L = model.embeddings, model.labels.log_pn * model.manifest.temperature
@@ -150,7 +150,7 @@ class Dataset:
         return np.ascontiguousarray(np.column_stack([self.queries_QD, added]), np.float32)
 
     def recall(self, rows_QK: NDArray[np.int64], i: int) -> float:
-        """Compute the share of answers at the i-th λ that score like the K-th best or higher, repetitions left out."""
+        """Compute recall at the i-th λ: answers that score like the K-th best or higher."""
         rows_QK = np.sort(rows_QK, axis=1)
         rows_QK[:, 1:][rows_QK[:, 1:] == rows_QK[:, :-1]] = -1
         best_QK = self.scores_SQK[i, : len(rows_QK), : rows_QK.shape[1]].astype(np.float64)
@@ -163,7 +163,7 @@ class Dataset:
 
 @dataclass
 class Point:
-    """A setting of a library at the i-th λ, with its recall and the rates of the rounds."""
+    """Hold a library's setting at the i-th λ, its recall and its rounds' rates."""
 
     name: str
     library: Library

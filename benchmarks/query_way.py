@@ -1,4 +1,4 @@
-"""The functions of this package that run between a request and its answer, or load a release, found by a profiler.
+"""List the package's functions that answer a request, build a release or load it.
 
     python -m benchmarks.query_way [RELEASES]
 

@@ -72,7 +72,7 @@ def main(
 
 
 def twin_releases(directory: Path, *, labels: int, dim: int, columns: int, spec: str) -> Path:
-    """Return the folder of releases A and B with the same labels, A the current one; build them if missing."""
+    """Build releases A and B of the same labels where missing; A is current."""
     root = directory / f"twins-{spec.replace(',', '-')}-{labels}x{dim}x{columns}"
     releases = open_releases(root / "releases")
     if releases.current() is not None:

@@ -73,7 +73,7 @@ def longtail_step(
 
 
 def tfrs_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:
-    """Compile a training step of the `Retrieval` task of TFRS, with embeddings and optimizer of legacy Keras."""
+    """Compile a training step of TFRS' `Retrieval` task with legacy Keras."""
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 

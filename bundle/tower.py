@@ -21,7 +21,7 @@ from longtail.bundle.vocabulary import Vocabulary
 
 
 class OnnxTower(NamedTuple):
-    """An ONNX model, its features, their ids, and the name of the label's own id feature.
+    """Hold an ONNX model, its features, their ids, and the own id's feature.
 
     `onnx` is None for features of labels that no model embeds.
     """

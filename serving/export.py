@@ -223,7 +223,7 @@ def _columns(
 
 
 def _id_columns(manifest: Manifest) -> tuple[str, str | None]:
-    """Return the names that training gave the ids of labels and, if they are known, of queries.
+    """Return training's names of the columns of label ids and, where known, query ids.
 
     A name that another column has, or that cannot be a column, is not taken.
     """

@@ -302,7 +302,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
 
 
 def _measure_by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
-    """Measure decayed counts and the calendar in the last period, by weekday and six hours (UTC)."""
+    """Measure decayed counts and calendar in the last period, by weekday and six UTC hours."""
     start = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [start])
     forecast, later = origin.forecast.kinds()["decayed"], log.select_between(start, np.inf)

@@ -59,7 +59,7 @@ def mixture() -> tuple[Int64, dict[str, int]]:
 
 
 def _profiled(kind: Profile) -> tuple[Int64, dict[str, int]]:
-    """Draw 100 labels with 500 rows each, down-sampled to a long tail, then 10 and 50 balanced rows [R21 §5.1]."""
+    """Draw 100 labels: 500 training rows cut to a long tail, 10 and 50 balanced [R21 §5.1]."""
     train = profile(100, 500, kind) // 500
     valid, test = np.repeat(np.arange(100), 10), np.repeat(np.arange(100), 50)
     return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}

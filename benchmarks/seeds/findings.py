@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold the better method's lead (positive if the paper is right), its 95 % interval, and p of no difference."""
+    """Hold the better method's lead, positive if the paper is right, its 95 % interval and p."""
 
     lead: float
     low: float
@@ -130,7 +130,7 @@ def paired(a_SN: Float64, b_SN: Float64) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values so that all conclusions at 5 % hold jointly with 95 % probability [Holm 1979]."""
+    """Adjust p-values so that all conclusions at 5 % hold jointly [Holm 1979]."""
     rising = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values)[rising] * np.arange(len(rising), 0, -1)
     adjusted = np.empty(len(rising))

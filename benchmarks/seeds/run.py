@@ -54,7 +54,7 @@ class Bench:
     console: Console
 
     def recipe(self, method: Method, choice: dict[str, float], seed: int) -> Recipe:
-        """Return the data set's recipe at the time of the study, with the changes of this run."""
+        """Return the data set's recipe of the study's time, with this run's changes."""
         before = AS_MEASURED.get(self.study.data, {})
         settings = {
             **before,

@@ -154,7 +154,7 @@ def labelling_bias() -> list[Study]:
 
 
 def beauty() -> Study:
-    """Repeat [R21 §5.2] on a larger catalogue, to test whether `constant` fails because cosines are bounded."""
+    """Repeat [R21 §5.2] on a larger catalogue: does `constant` fail because cosines are bounded?"""
     settings = {
         **_COMMON, "evaluation.ks": "[1, 10, 50]", "evaluation.metric": '"recall@10"', "training.batch_size": "257",
     }  # fmt: skip
@@ -215,7 +215,7 @@ def _sgd_rates(start: float) -> Ladder:
 
 
 def _momentum() -> tuple[Method, ...]:
-    """List the methods of the main contrast with SGD and momentum 0.9, the optimizer of [R21]."""
+    """List the methods of the main contrast with [R21]'s SGD and momentum 0.9."""
     grid = (_sgd_rates(1.0), Ladder("optimizer.dense_learning_rate", (0.01, 0.03, 0.1, 0.3, 1.0), 2))
     full, _ = _full(grid)
     rows = (Method("in_batch constant", {"loss.sampler": '"in_batch"', "loss.weight": '"constant"'}, grid), full)
@@ -242,7 +242,7 @@ def more_negatives() -> Study:
 
 
 def mining() -> list[Study]:
-    """Compare top-k mining with negative sampling of the same total weight, BOWL with hinge [Re19 Table 2]."""
+    """Compare top-k mining with sampling of equal total weight, BOWL with hinge [Re19 Table 2]."""
     common = {
         **_COMMON, "loss.family": '"hinge"', "model.similarity": '"cosine"', "model.temperature": "1.0",
         "evaluation.ks": "[1, 3, 5]", "evaluation.metric": '"recall@1"', "training.batch_size": "256",

@@ -1,4 +1,4 @@
-"""Comparison of the recipe of `longtail-train init` with other libraries, on generated shops and real logs.
+"""Compare `longtail-train init`'s recipe with other libraries on generated shops and real logs.
 
     python -m benchmarks.shops --out runs/shops
     python -m benchmarks.shops --out runs/shops --law drift --seed 7 --users 20000 --products 20000 --events 600000

@@ -1,4 +1,4 @@
-"""Measure shares of head, torso and tail in exact answers along λ, and the effective range of λ.
+"""Measure shares of the buckets in exact answers along λ, and λ's effective range.
 
 Legend: `L` labels, `C` example queries.
 """
@@ -26,7 +26,7 @@ _NARROW = 0.5
 
 
 class AnswerShares(NamedTuple):
-    """Shares of answers by bucket at one λ, float64 [4], and the share of labels answered."""
+    """Hold shares of answers by bucket, float64 [4], and coverage, at one λ."""
 
     bias_removal: float
     shares: Float64

@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exposure:
-    """Half-life of shares of answers, such as `7d`, and limits of the weight of their prior."""
+    """Configure the prior of shares of answers: half-life, such as `7d`, and limits of its weight."""
 
     half_life: str
     limits: Limits = Limits(-1.0, 1.0)

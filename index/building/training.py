@@ -154,7 +154,7 @@ def train_index(
 
 
 def _quantizer(lists: int, width: int, device: Device) -> Any:
-    """Create an empty index of centroids by distance, on the GPU if the build runs there."""
+    """Create an empty index of centroids by distance, on the build's device."""
     quantizer = faiss.index_factory(width, choose_quantizer(lists, width, device), faiss.METRIC_L2)
     if isinstance(quantizer, faiss.IndexRefine):
         quantizer.k_factor = _COMPARED_EXACTLY

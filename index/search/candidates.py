@@ -71,7 +71,7 @@ def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
 
 
 def has_blank(rows_BK: Int64, column: int = -1) -> bool:
-    """Return whether a query lacks a result in an answer, int64 [B, K], B >= 1."""
+    """Return whether a query of [B, K] rows, int64, B >= 1, lacks a result."""
     # Reading a number takes a tenth of the time of a reduction.
     return bool((rows_BK[0, column] if len(rows_BK) == 1 else rows_BK[:, column].min()) < 0)
 

@@ -20,7 +20,7 @@ _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
 
 def _bytes_and_bits(rows_R: Int64) -> tuple[Int64, Bits]:
-    """Get the bytes of a bitmap that hold rows (ascending, not none), and the rows' bits."""
+    """Compute the bytes of a bitmap that hold ascending rows, and the rows' bits."""
     bytes_R = rows_R >> 3
     # An assignment by positions writes a byte once, so the bits of rows that share a byte are joined.
     starts = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))

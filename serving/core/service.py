@@ -119,7 +119,7 @@ class Service:
         )
 
     def retriever(self, name: str | None = None, *, at: float | None = None) -> Retriever:
-        """Get a loaded release, by default the current one, with the labels available at a time.
+        """Get a loaded release, by default the current one, with labels available at `at`.
 
         A request calls this once, so that a swap or a label's end in between does not mix two states.
 

@@ -63,7 +63,7 @@ def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
 
 
 def distinct(ids: Sequence[jax.Array], limit: int, *, shared: bool = False) -> tuple[jax.Array, list[jax.Array]]:  # noqa: ARG001
-    """Return the distinct ids of several arrays, [U], and the positions of each array's ids, in its shape."""
+    """Return the distinct ids of arrays, [U], and positions in them, in each array's shape."""
     ids_U, positions_N = unique(jnp.concatenate([array.reshape(-1) for array in ids]), limit)
     positions = jnp.split(positions_N, np.cumsum([array.size for array in ids])[:-1])
     return ids_U, [flat.reshape(array.shape) for flat, array in zip(positions, ids, strict=True)]
@@ -86,7 +86,7 @@ def bag_sums(rows_UD: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array,
 def sums(
     table: keras.Variable, parts: Sequence[tuple[jax.Array, jax.Array]], gradients: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the distinct ids of all parts of a batch, [U], their rows, and the sums of their gradients, [U, D]."""
+    """Sum gradients by distinct id: ids, [U], their rows, and sums, [U, D]."""
     ids_U, positions_N = unique(jnp.concatenate([ids for ids, _ in parts]), table.rows)
     sums_UD = jax.ops.segment_sum(jnp.concatenate(gradients), positions_N, num_segments=len(ids_U))
     return ids_U, gather(table, ids_U), sums_UD
@@ -113,7 +113,7 @@ class _InnerScope(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyp
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Auxiliary]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Auxiliary], list[Tensor], list[Tensor]]:
-    """Compute a loss with its auxiliary output, and its gradients by `rows`, float32 [U, D], and by variables."""
+    """Compute a loss, its auxiliary output, and gradients by `rows`, float32 [U, D], and variables."""
 
     def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, _Auxiliary]:
         with _InnerScope(state_mapping=list(zip(variables, values, strict=True))):
@@ -127,7 +127,7 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, fixed_shared: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """Sum a loss over blocks of rows, differentiated block by block, and concatenate the state of all rows."""
+    """Sum a loss over blocks of rows, differentiated block by block; concatenate the rows' state."""
 
     def run(shared: Tensors, rows: Tensors, fixed: Any, fixed_shared: Any) -> Any:
         real_B = jnp.ones(jax.tree.leaves(rows)[0].shape[0], bool)

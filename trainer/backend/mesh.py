@@ -173,7 +173,7 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 def distinct(
     ids: Sequence[jax.Array], limit: int, *, shared: bool = False
 ) -> tuple[jax.Array | Requested, list[jax.Array]]:
-    """Return the distinct ids of several arrays, [U], and the positions of each array's ids, in its shape.
+    """Return the distinct ids of arrays, [U], and positions in them, in each array's shape.
 
     If they are not `shared`, ids and positions are those of each device's parts of the arrays.
     """

@@ -59,7 +59,7 @@ def unique(ids_N: Tensor, limit: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 
 
 
 def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG001
-    """Return the distinct ids of several tensors, [U], and the positions of each tensor's ids, in its shape.
+    """Return the distinct ids of tensors, [U], and positions in them, in each tensor's shape.
 
     Args:
         shared: all devices get the ids of the whole batch; otherwise each device gets those of its part.
@@ -110,7 +110,7 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
 def sums(
     table: keras.Variable, parts: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct ids of all parts of a batch, [U], their rows, and the sums of their gradients, [U, D].
+    """Sum gradients by distinct id: ids, [U], their rows, and sums, [U, D].
 
     Args:
         parts: distinct ids of each part, [U], and their rows, float32 [U, D].
@@ -132,7 +132,7 @@ def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Auxiliary]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Auxiliary], list[Tensor], list[Tensor]]:
-    """Compute a loss with its auxiliary output, and its gradients by `rows`, float32 [U, D], and by variables."""
+    """Compute a loss, its auxiliary output, and gradients by `rows`, float32 [U, D], and variables."""
     with tf.GradientTape() as tape:
         tape.watch(rows)
         value, auxiliary = loss(rows)
@@ -144,7 +144,7 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, fixed_shared: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """Sum a loss over blocks of rows, differentiated block by block, and concatenate the state of all rows.
+    """Sum a loss over blocks of rows, differentiated block by block; concatenate the rows' state.
 
     Args:
         loss: function of `shared`, and of a block of `rows` and `fixed`, and of `fixed_shared`, to losses and state of

@@ -1,4 +1,4 @@
-"""Rank exactly with the term of co-occurrence for any λ, μ, ω and β [METHODS §11].
+"""Rank exactly with co-occurrence for any λ, μ, ω and β [METHODS §11].
 
 W ≥ 0, so the best labels with the term are either the best without it or labels with c > 0. Only these are scored.
 

@@ -1,4 +1,4 @@
-"""Choose a curve's dial points (λ, μ, ω, β) and the service's default [METHODS §6, §9, §11, §12].
+"""Choose a curve's dial points and the service's default [METHODS §6, §9, §11, §12].
 
 The score is `f + λ·log ν + μ·log π + ω·c + β_bucket`. A curve has lines through the served setting: over λ, but at
 μ = 0; over μ, if log ν differs from log π; over ω, with a term of co-occurrence.
