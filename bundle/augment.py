@@ -48,12 +48,6 @@ class Augmentation:
         """Return the number of coordinates added to an embedding: log ν, and if present bias, log π, priors."""
         return 1 + (self.kappa_bias is not None) + (self.kappa_popularity is not None) + len(self.kappa_priors)
 
-    @cached_property
-    def _prior_scales(self) -> Float32:
-        """Factors T/κ of the weights of priors, float32 [P]."""
-        scales_P: Float32 = np.float32(self.temperature) / np.asarray(self.kappa_priors, np.float32)
-        return scales_P
-
     def rows(
         self,
         embeddings_LD: Float32,
@@ -114,8 +108,9 @@ class Augmentation:
         if self.kappa_popularity is not None:
             queries_BE[:, dim + 1 + (self.kappa_bias is not None)] = prior * (self.temperature / self.kappa_popularity)
         if self.kappa_priors:
+            scales_P = np.float32(self.temperature) / np.asarray(self.kappa_priors, np.float32)
             queries_BE[:, -len(self.kappa_priors) :] = (
-                0.0 if priors is None else np.asarray(priors, np.float32) * self._prior_scales
+                0.0 if priors is None else np.asarray(priors, np.float32) * scales_P
             )
         return queries_BE
 

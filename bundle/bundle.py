@@ -127,17 +127,15 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """Get the query tower as bytes, or its path if its tables are files."""
-        return self._model(self.query_tower, QUERY_TOWER) or b""
+        """Get the query tower: its file, which finds its tables, or its bytes before the bundle is written."""
+        return self.query_tower if self.path is None else self.path / QUERY_TOWER
 
     @property
     def label_model(self) -> bytes | Path | None:
         """Get the label tower like `query_model`; None without one."""
-        return self._model(self.label_tower, LABEL_TOWER)
-
-    def _model(self, tower: bytes | None, file: str) -> bytes | Path | None:
-        in_one_file = tower and not self.tables
-        return tower if in_one_file or self.path is None or file not in self.manifest.files else self.path / file
+        if self.path is None:
+            return self.label_tower
+        return self.path / LABEL_TOWER if LABEL_TOWER in self.manifest.files else None
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
         """Compute augmented rows of labels, int64 [R], float32 [R, E]."""

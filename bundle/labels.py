@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int32, Int64
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.lifetimes import read_lifetimes
+from longtail.bundle.lifetimes import NO_LIMITS, read_lifetimes
 from longtail.bundle.mapped_table import ORDER, map_columns, write_table
 from longtail.bundle.one_line import one_line
 
@@ -61,7 +61,8 @@ class Labels:
 
         Raises BundleInvariantError.
         """
-        return read_lifetimes(self.display, self.ids)
+        has_lifetimes = not NO_LIMITS.keys().isdisjoint(self.display.column_names)
+        return read_lifetimes(self.display, self.ids) if has_lifetimes else None
 
     @property
     def log_pi(self) -> Float32:

@@ -23,14 +23,12 @@ _TIMES = "timestamps, dates, or strings in ISO 8601"
 _MICRO = 1_000_000
 
 
-def read_lifetimes(display: pa.Table, ids: pa.Array) -> Int64 | None:
-    """Read the lifetimes of a label table, seconds since 1970, int64 [L, 2]; None without the columns.
+def read_lifetimes(display: pa.Table, ids: pa.Array) -> Int64:
+    """Read the lifetimes of a label table, seconds since 1970, int64 [L, 2].
 
     Raises:
         BundleInvariantError: a column holds no times, or a label's lifetime ends before it begins.
     """
-    if not set(NO_LIMITS) & set(display.column_names):
-        return None
     lifetimes_L2 = np.stack(
         [
             _seconds(name, display[name], no_limit)

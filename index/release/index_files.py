@@ -14,6 +14,7 @@ import numpy as np
 
 from longtail.bundle import Bundle, Priors
 from longtail.bundle.arrays import Int32
+from longtail.bundle.mapped_table import read_table
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.search.faiss_index import ON_GPU, FaissIndex
@@ -79,7 +80,7 @@ def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -
     """Map the priors of a release; `verify` checks every value. Raises ReleaseCorruptError."""
     if not manifest.priors:
         return Priors()
-    values_LP = _read_array(root / PRIORS)
+    values_LP = np.asarray(read_table(root / PRIORS))
     expected = (manifest.labels, len(manifest.priors))
     finite = not verify or bool(np.isfinite(values_LP).all())
     if values_LP.dtype != np.float32 or values_LP.shape != expected or not finite:
@@ -116,18 +117,10 @@ def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
 
 def _read_lists(path: Path, labels: int, lists: int) -> Int32:
     """Map the inverted list of every label, int32 [L]; raises ReleaseCorruptError."""
-    lists_L: Int32 = _read_array(path)
+    lists_L: Int32 = np.asarray(read_table(path))
     fits = lists_L.dtype == np.int32 and lists_L.shape == (labels,)
     if not fits or lists_L.min() < 0 or lists_L.max() >= lists:
         raise ReleaseCorruptError(
             f"{path}: expected int32 [{labels}] of 0..{lists - 1}, found {lists_L.dtype} {list(lists_L.shape)}"
         )
     return lists_L
-
-
-def _read_array(path: Path) -> Any:
-    """Map an array file; raises ReleaseCorruptError."""
-    try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
-        raise ReleaseCorruptError(f"{path}: expected a NumPy array file: {error}") from error

@@ -72,33 +72,50 @@ def open_release(
     device: Device = "cpu",
     mapped: bool = True,
     towers: bool = True,
-    state: Path | None = None,
+    verify: bool = True,
     milvus: Callable[[], MilvusServer] = MilvusServer.named,
 ) -> Release:
-    """Verify every file of a release and load it.
+    """Verify the files of a release and load it.
 
     Args:
         mapped: map the index and share it with other processes. Otherwise read all of it into memory, and also check
             the bundle's invariants.
-        state: directory where a service records the files that it verified; only the sizes of unchanged files are
-            compared then. None: every byte is read.
+        verify: read every byte; otherwise only the sizes of the files are compared.
 
     Raises:
         LongtailIndexError, BundleError: the device or server is missing, or the release differs from its manifest.
     """
     if device == "gpu":
         check_gpu()
-    if state is None:
-        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
-    with _verifying(path, state) as needed:
-        if needed:
-            _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
-    # Opened a second time, so that the pages read for verification do not count as this process's memory.
-    return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
+    manifest = read_release_manifest(path)
+    # The index is hashed while the bundle is: both wait for the disk.
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(verify_files, path, manifest.files, content=verify)
+        bundle = Bundle.load(path / BUNDLE, towers=towers, verify=verify)
+        try:
+            verified.result()
+        except BundleCorruptError as error:
+            raise ReleaseCorruptError(str(error)) from error
+    if not mapped:
+        bundle.validate()
+    bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
+    searcher: Searcher
+    if manifest.collection is not None:
+        collection = Collection(milvus(), manifest.collection)
+        collection.open(manifest.labels, manifest.dim)
+        searcher = MilvusSearcher(bundle, collection, manifest.params)
+    else:
+        opened = read_index(path, manifest, bundle, device=device, mapped=mapped)
+        filtered = manifest.filtered.params if manifest.filtered else ()
+        searcher = Searcher(bundle, opened, manifest.params, filtered, manifest.params_at)
+    queries = None
+    if manifest.queries:
+        queries = open_release(path / QUERIES, mapped=mapped, towers=towers, verify=verify, milvus=milvus)
+    return Release(path.name, path, bundle, searcher, manifest, queries)
 
 
 @contextmanager
-def _verifying(release: Path, state: Path) -> Iterator[bool]:
+def verifying(release: Path, state: Path) -> Iterator[bool]:
     """Yield whether a release must be verified; record success in the state unless the block raises.
 
     So later starts of a service do not read every byte of unchanged files again. A file that was written, replaced or
@@ -128,35 +145,6 @@ def _verifying(release: Path, state: Path) -> Iterator[bool]:
                         other.unlink(missing_ok=True)
     finally:
         os.close(handle)
-
-
-def _open(
-    path: Path, device: Device, milvus: Callable[[], MilvusServer], *, mapped: bool, towers: bool, verify: bool
-) -> Release:
-    manifest = read_release_manifest(path)
-    with ThreadPoolExecutor(1) as pool:
-        verified = pool.submit(verify_files, path, manifest.files, content=verify)
-        bundle = Bundle.load(path / BUNDLE, towers=towers, verify=verify)
-        try:
-            verified.result()
-        except BundleCorruptError as error:
-            raise ReleaseCorruptError(str(error)) from error
-    if not mapped:
-        bundle.validate()
-    bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
-    searcher: Searcher
-    if manifest.collection is not None:
-        collection = Collection(milvus(), manifest.collection)
-        collection.open(manifest.labels, manifest.dim)
-        searcher = MilvusSearcher(bundle, collection, manifest.params)
-    else:
-        opened = read_index(path, manifest, bundle, device=device, mapped=mapped)
-        filtered = manifest.filtered.params if manifest.filtered else ()
-        searcher = Searcher(bundle, opened, manifest.params, filtered, manifest.params_at)
-    queries = (
-        _open(path / QUERIES, "cpu", milvus, mapped=mapped, towers=True, verify=verify) if manifest.queries else None
-    )
-    return Release(path.name, path, bundle, searcher, manifest, queries)
 
 
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from uuid import uuid4
 
 from longtail.bundle import BundleError, BundleExistsError, BundleVersionError
@@ -50,6 +51,7 @@ from longtail.index.release.release import (
     list_files,
     open_release,
     read_release_manifest,
+    verifying,
 )
 from longtail.index.search.milvus_server import MilvusServer
 
@@ -154,25 +156,32 @@ class Releases(ABC):
         """Get the name of the release that gets shadow traffic; None without one."""
         return self.pointers().staged
 
-    def open(self, name: str, *, device: Device = "cpu", towers: bool = True, state: Path | None = None) -> Release:
+    def open(
+        self, name: str, *, device: Device = "cpu", mapped: bool = True, towers: bool = True, state: Path | None = None
+    ) -> Release:
         """Verify a release and load it, ready to search.
 
         Args:
             device: `gpu` searches flat and IVF indexes on the first visible GPU, one caller at a time.
+            mapped: share the index's pages with other processes; otherwise see `verify`.
             towers: read the query and label towers too.
             state: a service's state directory; files that it verified and that are unchanged are not read again.
 
         Raises:
             LongtailIndexError, BundleError: there is no such release or device, or the release is damaged.
         """
-        return self._open(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
+        path = self.fetch(name)
+        if state is not None:
+            with verifying(path, state) as needed:
+                if needed:
+                    open_release(path, towers=towers, milvus=self.milvus)
+        # After a verification a second time, so that the pages it read do not count as this process's memory.
+        verify = state is None
+        return open_release(path, device=device, mapped=mapped, towers=towers, verify=verify, milvus=self.milvus)
 
     def verify(self, name: str) -> Release:
         """Open a release; check every byte, the bundle's invariants, and that FAISS parses the index."""
-        return self._open(name, partial(open_release, mapped=False, milvus=self.milvus))
-
-    def _open(self, name: str, open_: Callable[[Path], Release]) -> Release:
-        return open_(self.fetch(name))
+        return self.open(name, mapped=False)
 
     def manifest(self, name: str) -> ReleaseManifest:
         """Get and check release.json of one release; reads no other file of it but the bundle's manifest."""
@@ -513,17 +522,16 @@ class RemoteReleases(Releases):
         os.utime(target)  # marks the copy as in use for `drop_copies`
         return target
 
-    def _open(self, name: str, open_: Callable[[Path], Release]) -> Release:
+    def open(self, name: str, **options: Any) -> Release:
         """Open a release; a damaged copy is downloaded again."""
-        path = self.fetch(name)
         try:
-            return open_(path)
+            return super().open(name, **options)
         except BundleVersionError:
             raise  # the original at the store has the same version: downloading it again cannot help
         except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
             with downloading(self.root):
-                shutil.rmtree(path, ignore_errors=True)
-            return open_(self.fetch(name))
+                shutil.rmtree(self.root / name, ignore_errors=True)
+            return super().open(name, **options)
 
     def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
         """Delete copies that are not needed.

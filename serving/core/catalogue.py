@@ -140,9 +140,14 @@ class Catalogue:
 
     def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
         """Look up ids, int64 [N]; −1 for an unknown id."""
-        texts = set(map(type, ids)) == {str}
-        rows = self._rows(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
-        return np.fromiter(rows, np.int64, len(rows))
+        texts = cast("Sequence[str]", ids) if set(map(type, ids)) == {str} else [str(id_) for id_ in ids]
+        if self._overlay is None or not self._overlay.rows.count:
+            return np.array(self.row_of.find_all(texts), np.int64)
+        rows = [self._row(id_) for id_ in texts]
+        for i, id_ in enumerate(texts):
+            if rows[i] is None and (other := respelled(id_)) != id_:
+                rows[i] = self._row(other)
+        return np.array([NO_ROW if row is None else row for row in rows], np.int64)
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Get the label embeddings of some rows, float32 [N, D]."""
@@ -180,12 +185,12 @@ class Catalogue:
 
     def find_buckets(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 if unknown."""
-        return [row if row < 0 else self._bucket(row) for row in self._rows(ids)]
+        return [row if row < 0 else self._bucket(row) for row in self.rows_in_order(ids).tolist()]
 
     def spelled(self, ids: Sequence[str]) -> list[str]:
         """Spell ids as this release does, such as `39` for `39.0`; others stay."""
         spelled = dict[str, None]()
-        for id_, row in zip(ids, self._rows(ids), strict=True):
+        for id_, row in zip(ids, self.rows_in_order(ids).tolist(), strict=True):
             spelled[id_ if row < 0 or self._row(id_) is not None else respelled(id_)] = None
         return list(spelled)
 
@@ -227,16 +232,6 @@ class Catalogue:
         counted_N[above_N] = np.where(catalogue_rows < 0, rows_N[above_N], catalogue_rows)
         counts_N = self._gather(self._labels.counts, lambda added, rows: added.counts[rows], rows_N)
         return AnsweredLabels(json_N, counted_N, self.buckets(rows_N), counts_N)
-
-    def _rows(self, ids: Sequence[str]) -> list[int]:
-        """Look up ids like `IdRows.find_all`, in the overlay too."""
-        if self._overlay is None or not self._overlay.rows.count:
-            return self.row_of.find_all(ids)
-        rows = [self._row(id_) for id_ in ids]
-        for i, id_ in enumerate(ids):
-            if rows[i] is None and (other := respelled(id_)) != id_:
-                rows[i] = self._row(other)
-        return [NO_ROW if row is None else row for row in rows]
 
     def _row(self, id_: str) -> int | None:
         if self._overlay is not None and (row := self._overlay.find_row(id_)) is not None:

@@ -93,11 +93,14 @@ class Dials:
         """
         settings: list[Popularity] = [manifest.bias_removal, manifest.popularity]
         settings += [] if manifest.cooccurrence is None else [manifest.cooccurrence]
-        dial, prior, *weight = (limits.model_copy(update={"default": _nearest_zero(limits)}) for limits in settings)
+        dial, prior, *weight = (
+            limits.model_copy(update={"default": float(np.clip(0, limits.minimum, limits.maximum))})
+            for limits in settings
+        )
         if tree:
             limits = {"minimum": min(dial.minimum, prior.minimum), "maximum": max(dial.maximum, prior.maximum)}
             dial = dial.model_copy(update=limits)
-        defaults_P = np.array([_nearest_zero(limits) for limits in priors.settings], np.float32)
+        defaults_P = np.array([np.clip(0, limits.minimum, limits.maximum) for limits in priors.settings], np.float32)
         total = dial if manifest.kappa_popularity is None else None
         return cls(
             dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weight[0] if weight else None
@@ -248,7 +251,3 @@ def _outside(limits: Popularity | Prior, name: str, received: str, field: str, w
     return InvalidRequestError(
         f"expected {limits.minimum} <= {name} <= {limits.maximum}, received {received}{why}", field=field
     )
-
-
-def _nearest_zero(limits: Popularity | Prior) -> float:
-    return min(max(0.0, limits.minimum), limits.maximum)

@@ -47,11 +47,12 @@ def load_release(
         retriever.promises = _measure_promises(retriever.view_at())
         if release.queries is not None:
             retriever.query_index = _create_retriever(release.queries)
-    # Declared columns will be filtered by; others may never be.
-    retriever.catalogue.attributes.read_columns(filterable or ())
+    if filterable:  # declared columns will be filtered by; others may never be
+        retriever.catalogue.attributes.read_columns(filterable)
     # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
     _warm(retriever)
-    retriever.overlay.load_tower()
+    if release.bundle.label_model is not None:
+        retriever.overlay.load_tower()
     if retriever.engine is not None:
         retriever.engine.limit_time()
     return retriever
@@ -59,12 +60,12 @@ def load_release(
 
 def _warm(retriever: Retriever) -> None:
     """Answer a query, so that lazy parts are loaded."""
-    manifest, id_ = retriever.manifest, retriever.catalogue.get_id(0)
+    manifest, id_ = retriever.manifest, str(retriever.bundle.labels.ids[0].as_py())
     k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
+    retriever.catalogue.row_of.find_all([id_])  # reads the stored order of ids
     retriever.retrieve(
         [
-            # No label has the id "": looking it up reads the stored order of ids.
-            RetrieveQuery(features=retriever.encoder.example(), k=k, exclude=[""]),
+            RetrieveQuery(features=retriever.encoder.example(), k=k),
             # Features of nothing, the largest λ and a history take the other branches of an answer.
             RetrieveQuery(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[id_]),
         ]

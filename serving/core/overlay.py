@@ -272,10 +272,9 @@ class Overlay:
         return self._release.adder.complete(self.changes, upsert)
 
     def load_tower(self) -> None:
-        """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
-        if self._release.bundle.label_model is not None:
-            with serving_errors("labels"):
-                self._release.adder.load()
+        """Load the label tower; raises UnservableReleaseError if it does not run."""
+        with serving_errors("labels"):
+            self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse labels that could not be served.

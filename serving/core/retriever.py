@@ -70,15 +70,16 @@ class Retriever:
         promises: what the release promises, set by the loader; None: nothing.
         label_ranker: ranks without the features of queries.
         query_id: feature with the id of a query, by which the release remembers queries; None: it remembers none.
+        serves_nearly_all: whether nearly all labels of the index are available; of a release of `view_at`.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
         BundleInvariantError: JSON cannot represent a display column.
     """
 
-    _view: tuple[lifetimes.Available, Retriever] | None
+    _view: tuple[lifetimes.Available, Retriever] | None = None
     """The release at the time of the last request; see `view_at`."""
-    _available: lifetimes.Available | None
+    _available: lifetimes.Available | None = None
     """The rows of a release of `view_at`; None: all rows in use."""
     _as_of: float | None = None
     """Time that ages of labels are of; None: now."""
@@ -123,12 +124,14 @@ class Retriever:
         self._lifetimes = None if lifetimes_L2 is None else lifetimes.Lifetimes(lifetimes_L2)
         self.has_lifetimes = lifetimes_L2 is not None
         self._loaded_with = None if self._lifetimes is None else self._lifetimes.find_span(lifetimes.now()).labels
-        self._promise_holds = True
+        self._promise_holds = self.serves_nearly_all = True
         self.query_index: Retriever | None = None
         self.queries_by_label = cache(self._list_queries)  # one for all copies
         # Kept without changes, for a log of label changes that was replaced.
-        self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
-        self._use(self._as_built)
+        self.overlay = self._as_built = Overlay.as_built(
+            bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels
+        )
+        self._set_rankers(searcher, NO_ROWS)
 
     def with_changes(self, records: Sequence[LabelRecord], changes: LabelChanges | None = None) -> Retriever:
         """Return the release after further label changes, in the log's order; see `Overlay.with_changes`."""
@@ -171,6 +174,7 @@ class Retriever:
         view._available = available = lifetimes.Available.narrow(
             at, of_labels.find_span(at), of_added, overlay.rows.in_use_M
         )
+        view.serves_nearly_all = available.labels.share >= NEARLY_WHOLE
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
         # A tree ranks every label, so it needs the unavailable rows; a searcher leaves them out.
         hidden = overlay.hidden if self.bundle.proposal is None else available.labels.excluded_rows
@@ -183,11 +187,6 @@ class Retriever:
         """Compute whether rows are available, bool [N]; of a release of `view_at`."""
         available = self._available
         return np.ones(len(rows_N), np.bool_) if available is None else available.contains(rows_N, self.overlay.base)
-
-    @property
-    def serves_nearly_all(self) -> bool:
-        """Return whether nearly all labels of the index are available; of a release of `view_at`."""
-        return self._available is None or self._available.labels.share >= NEARLY_WHOLE
 
     @property
     def availability(self) -> dict[str, Any]:

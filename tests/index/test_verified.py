@@ -7,12 +7,14 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError
 from longtail.index import Release, ReleaseCorruptError, Releases, build, open_releases
-from longtail.index.release import release as release_module
+from longtail.index.release import releases as releases_module
+from longtail.index.release.release import open_release
 
 FILES = ("bundle/embeddings.npy", "bundle/labels.arrow", "index/index.faiss", "release.json")
 LONG_AGO = 1_700_000_000
@@ -34,13 +36,12 @@ def releases(bundle_path: Path, tmp_path: Path) -> Releases:
 def full_reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Record for each opening whether it read every byte."""
     openings: list[bool] = []
-    open_ = release_module._open
 
-    def noting(*arguments: object, verify: bool, **more: object) -> Release:
+    def noting(path: Path, *, verify: bool = True, **more: Any) -> Release:
         openings.append(verify)
-        return open_(*arguments, verify=verify, **more)
+        return open_release(path, verify=verify, **more)
 
-    monkeypatch.setattr(release_module, "_open", noting)
+    monkeypatch.setattr(releases_module, "open_release", noting)
     return openings
 
 
@@ -97,7 +98,7 @@ def test_files_written_a_moment_ago_are_not_trusted(
 ) -> None:
     """Another write in the same tick of the clock would leave the same time."""
     now = LONG_AGO + 0.5
-    monkeypatch.setattr(release_module.time, "time", lambda: now)
+    monkeypatch.setattr(releases_module.time, "time", lambda: now)
     os.utime(releases.root / "first" / "index" / "index.faiss", (LONG_AGO, LONG_AGO + 0.25))
     reopen(releases)
     now = LONG_AGO + 3
