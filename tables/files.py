@@ -94,7 +94,12 @@ def find_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
     # Queries are compared whole, because their names are shortened.
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
         raise DataError(f"expected every file once, found {twice} {names.count(twice)} times")
-    return [replace(file, partition=_partition(file)) for file in files]
+    for i, file in enumerate(files):
+        if file.kind not in ("sql", "delta", "iceberg"):
+            pairs = re.findall(r"(?<=/)([^/=]+)=([^/]*)(?=/)", f"/{file.path}")
+            partition = {key: None if value == _NO_PARTITION else unquote(value) for key, value in pairs}
+            files[i] = replace(file, partition=partition)
+    return files
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -230,10 +235,3 @@ def _listed(paths: Iterable[str], top: str) -> list[str]:
         return not hidden and file_format(path) is not None
 
     return sorted(filter(is_data, paths))
-
-
-def _partition(file: DataFile) -> dict[str, str | None]:
-    if file.kind in ("sql", "delta", "iceberg"):
-        return {}
-    pairs = re.findall(r"(?<=/)([^/=]+)=([^/]*)(?=/)", f"/{file.path}")
-    return {key: None if value == _NO_PARTITION else unquote(value) for key, value in pairs}

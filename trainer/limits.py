@@ -127,7 +127,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
             )
     elif not len(dataset.valid) and prior is not None:
         raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
-    unlinked = not register.is_ours("family", family) and LOSSES[family].link is None
+    unlinked = family not in register.BUILT_IN["family"] and LOSSES[family].link is None
     if unlinked and not len(dataset.valid) and len(evaluation.bias_removal) > 1:
         raise DataError(
             f"loss.family {family!r}: expected a link, one evaluation.bias_removal or validation pairs to choose λ "

@@ -23,11 +23,11 @@ _SUMS_TO_1 = 1e-3
 
 def check_custom_rows(sampler_name: str, sampler: object, objective: Objective, *, labels: int) -> None:
     """Refuse a custom sampler, weight or family whose noise cannot be computed."""
-    if not register.is_ours("sampler", sampler_name):
+    if sampler_name not in register.BUILT_IN["sampler"]:
         _check_sampler(sampler_name, sampler, objective, labels=labels)
-    if not register.is_ours("weight", objective.weight):
+    if objective.weight not in register.BUILT_IN["weight"]:
         _check_weight(objective)
-    if not register.is_ours("family", objective.family):
+    if objective.family not in register.BUILT_IN["family"]:
         _check_family(objective)
 
 

@@ -50,9 +50,10 @@ _TABLES: dict[str, dict[str, Any]] = {
     "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "feature": FEATURES,
     "metric": METRICS,
 }  # fmt: skip
-_OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {
+BUILT_IN = {kind: frozenset(table) for kind, table in _TABLES.items()} | {
     "metric": RESERVED, "feature": frozenset(get_args(Kind)),
 }  # fmt: skip
+"""Names of our own rows by kind."""
 _POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
 """Positional arguments of a kind's functions; those of a feature kind depend on what it reads."""
 
@@ -167,11 +168,6 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return _get_function(table[name])
 
 
-def is_ours(kind: str, name: str) -> bool:
-    """Return whether a row is built in."""
-    return name in _OURS[kind]
-
-
 def describe_origin(kind: str, name: str) -> str:
     """Return `MODULE:FUNCTION`, package, version and the source's sha256 of a custom row."""
     function = _get_function(_TABLES[kind][name])
@@ -205,7 +201,7 @@ def _get_function(row: Any) -> Callable[..., Any]:
 def _register(
     kind: str, name: str, create_row: Callable[[Any], Any] = lambda function: function
 ) -> Callable[[_Function], _Function]:
-    if name in _OURS[kind]:
+    if name in BUILT_IN[kind]:
         raise ValueError(f"{kind} {name!r}: expected a name that is not Longtail's own, received one that is")
 
     def decorate(function: _Function) -> _Function:

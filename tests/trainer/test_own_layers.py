@@ -14,8 +14,8 @@ from longtail.trainer import RecipeError, register
 from longtail.trainer.config import Recipe
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.layers import TowerSetup
-from longtail.trainer.model.embedding import Dropout
-from longtail.trainer.model.towers import build_towers, in_float32, list_dropouts
+from longtail.trainer.model.embedding import Dropout, list_layers
+from longtail.trainer.model.towers import build_towers, in_float32
 from longtail.trainer.warm_start import dense_weights
 from tests.trainer import tiny
 
@@ -72,7 +72,7 @@ def test_dropout_of_ours_drops_inside_a_tower() -> None:
     register.tower("dropping")(lambda x, setup: Dropout(0.5, x.shape[-1], name=f"{setup.name}_drop")(x))
     recipe = tiny.recipe(query={"tower": "dropping", "dropout": 0.25})
     try_own_layers(recipe)
-    assert [layer.rate for layer in list_dropouts(query_tower(recipe))] == [0.25, 0.5]
+    assert [layer.rate for layer in list_layers(query_tower(recipe)) if isinstance(layer, Dropout)] == [0.25, 0.5]
 
 
 def test_dense_weights_of_nested_layers_have_distinct_names() -> None:

@@ -199,7 +199,7 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
     offered.append(EntryPoint("gone", "shop.losses:gone", "longtail.weights"))
     monkeypatch.setattr(register, "entry_points", lambda **criteria: EntryPoints(offered).select(**criteria))
     for kind in register.GROUPS:
-        for name in [name for name in register._TABLES[kind] if not register.is_ours(kind, name)]:
+        for name in [name for name in register._TABLES[kind] if name not in register.BUILT_IN[kind]]:
             del register._TABLES[kind][name]
 
     recipe = tiny.recipe(loss={"weight": "damped", "sampler": {"name": "blend", "negatives": 2}}, evaluation={

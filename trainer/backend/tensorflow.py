@@ -64,7 +64,7 @@ def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tupl
     Args:
         shared: all devices get the ids of the whole batch; otherwise each device gets those of its part.
     """
-    ids_U, positions_N = unique(tf.concat([tf.reshape(tensor, (-1,)) for tensor in ids], axis=0), limit)
+    ids_U, positions_N = tf.unique(tf.concat([tf.reshape(tensor, (-1,)) for tensor in ids], axis=0))
     positions = tf.split(positions_N, [tf.size(tensor) for tensor in ids])
     return ids_U, [tf.reshape(flat, tf.shape(tensor)) for flat, tensor in zip(positions, ids, strict=True)]
 
@@ -166,14 +166,10 @@ def sum_of_blocks(
 
     fixed_blocks = keras.tree.map_structure(cut, fixed)
 
-    def transposed(tensor: Tensor) -> Tensor:
-        """Transpose a matrix; return any other tensor as it is."""
-        return tf.transpose(tensor) if len(tensor.shape) == 2 else tensor
-
     def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
         inputs = dict(zip((*shared, *rows), values, strict=True))
         # XLA multiplies the gradient of a matrix [M, D] three times as fast if the gradient is [D, M].
-        turned = {name: transposed(inputs[name]) for name in shared}
+        turned = {name: tf.transpose(inputs[name]) for name in shared}
         row_blocks = {name: cut(inputs[name]) for name in rows}
 
         def run_block(i: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
@@ -181,7 +177,7 @@ def sum_of_blocks(
             with tf.GradientTape() as tape:
                 tape.watch([turned, block])
                 fixed_block = keras.tree.map_structure(lambda column: column[i], fixed_blocks)
-                original = {name: transposed(tensor) for name, tensor in turned.items()}
+                original = {name: tf.transpose(tensor) for name, tensor in turned.items()}
                 losses, state = loss(original, block, fixed_block, fixed_shared)
                 value = tf.reduce_sum(tf.where(real[i], losses, 0.0))
             by_shared, by_row = tape.gradient(value, (turned, block), unconnected_gradients="zero")
@@ -207,11 +203,11 @@ def sum_of_blocks(
         gradients = [*sums[1:], *columns[: len(rows)]]
         row_state = dict(zip(state, columns[len(rows) :], strict=True))
 
-        # `transposed` is in the backward function, because XLA would undo the above in this one.
+        # Transposed back in the backward function, because XLA would undo the above in this one.
         def backward(upstream: Tensor, *_: Tensor) -> list[Tensor]:
             by_shared, by_row = gradients[: len(shared)], gradients[len(shared) :]
             return [
-                *(upstream * transposed(gradient) for gradient in by_shared),
+                *(upstream * tf.transpose(gradient) for gradient in by_shared),
                 *(upstream * gradient for gradient in by_row),
             ]
 

@@ -353,7 +353,7 @@ class Recipe(Section):
         return {
             f"{kind} {name}": register.describe_origin(kind, name)
             for kind, name in named
-            if not register.is_ours(kind, name)
+            if name not in register.BUILT_IN[kind]
         }
 
     @property

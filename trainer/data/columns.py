@@ -207,23 +207,19 @@ def encode_column(
     if feature.kind in ("number", "vector", "date"):
         return _encode_measured(feature, source, exported)
     offsets, keys, weights = read_bags(feature, source)
-    if feature.kind == "bag":
-        return Bags(offsets, _encode_keys(vocabularies[feature.table_name], keys), weights)
-    tokens = keys.cast(pa.string()).dictionary_encode()  # each distinct word is hashed once
-    hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
-    return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
-
-
-def _encode_keys(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
-    """Return the vocabulary rows of a bag's ids."""
     rows = np.empty(len(keys), np.int32)
     # Encode distinct ids only, in blocks: a string per entry would need much more memory than a number per entry.
     for start in range(0, len(keys), _IDS_AT_ONCE):
         block = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
+        ids = block.dictionary.cast(pa.string())
+        if feature.kind == "bag":
+            encoded = vocabularies[feature.table_name].encode(ids)
+        else:
+            encoded = np.array([hash_token(token, feature.hash_rows) for token in ids.to_pylist()], np.int32)
         # The appended 0, the out-of-vocabulary row, is where null entries point.
-        encoded = np.append(vocabulary.encode(block.dictionary.cast(pa.string())), np.int32(0))
-        rows[start : start + _IDS_AT_ONCE] = encoded[pc.fill_null(block.indices, len(block.dictionary)).to_numpy()]
-    return rows
+        encoded = np.append(encoded, np.int32(0))
+        rows[start : start + _IDS_AT_ONCE] = encoded[pc.fill_null(block.indices, len(ids)).to_numpy()]
+    return Bags(offsets, rows, weights)
 
 
 def _encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> EncodedColumn:

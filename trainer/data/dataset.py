@@ -202,8 +202,49 @@ def load_dataset(
     if data.split and data.valid and data.test:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
     # DuckDB gets half of the limit, because reading needs memory outside of DuckDB too.
-    with open_database(folder, None if folder is None else data.memory // 2) as reader:
-        return _Loading(reader, data, columns, context, folder).dataset(seed, objectives)
+    with open_database(folder, None if folder is None else data.memory // 2) as database:
+        loading = _Loading(database, data, columns, context, folder)
+        report = loading.report
+        log, tables = loading.read()
+        query_table, label_table = tables["query"], tables["label"]
+        ids = loading.encode(log, tables)
+        queries, labels = ids["query"], ids["label"]
+        requests = contexts = attributes = None
+        if query_table is not None and query_table.dates is None:
+            attributes = query_table.take(one_chunk(queries["listed"]))
+        if context or data.valid_from:
+            requests, contexts, attributes = loading.requests(query_table, attributes)
+        if objectives is not None and "event" in column_names(database, loading.pairs):
+            listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
+            loading.replace(f"SELECT *, {listed} AS objective FROM {loading.pairs}")
+        if data.reduction == "smallest":
+            loading.pairs, labels = keep_smallest_label(database, loading.pairs, labels)
+        label_ids = one_chunk(labels["id"])
+        impressions = loading.impressions(label_ids) if "shown" in column_names(database, loading.pairs) else None
+        if data.split:
+            loading.pairs, remarks = cut(database, loading.pairs, data.split, separate={*loading.files}, seed=seed)
+            report.remarks += remarks
+        else:
+            loading.replace(f"SELECT *, row_id AS tie FROM {loading.pairs}", stored=False)
+        if data.repeats == "drop":
+            loading.pairs, report.repeats = without_repeats(database, loading.pairs)
+        train, valid, test = map(loading.split, _SPLITS)
+        return Dataset(
+            query_ids=one_chunk(queries["id"]),
+            label_ids=label_ids,
+            train=train,
+            valid=valid,
+            test=test,
+            query_table=attributes,
+            label_table=None if label_table is None else label_table.take(one_chunk(labels["listed"])),
+            ordered=data.ordered,
+            requests=requests,
+            contexts=contexts,
+            impressions=impressions,
+            read_at=loading.read_at,
+            repeats=data.repeats,
+            report=report,
+        )
 
 
 @dataclass
@@ -229,51 +270,7 @@ class _Loading:
     texts: dict[str, IdTexts] = field(default_factory=dict)
     pairs: str = ""
 
-    def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
-        """Read the files and run all steps."""
-        database, data, report = self.database, self.data, self.report
-        log, tables = self._read()
-        query_table, label_table = tables["query"], tables["label"]
-        ids = self._encode(log, tables)
-        queries, labels = ids["query"], ids["label"]
-        requests = contexts = attributes = None
-        if query_table is not None and query_table.dates is None:
-            attributes = query_table.take(one_chunk(queries["listed"]))
-        if self.context or data.valid_from:
-            requests, contexts, attributes = self._requests(query_table, attributes)
-        if objectives is not None and "event" in column_names(self.database, self.pairs):
-            listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
-            self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
-        if data.reduction == "smallest":
-            self.pairs, labels = keep_smallest_label(database, self.pairs, labels)
-        label_ids = one_chunk(labels["id"])
-        impressions = self._impressions(label_ids) if "shown" in column_names(self.database, self.pairs) else None
-        if data.split:
-            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.files}, seed=seed)
-            report.remarks += remarks
-        else:
-            self._replace(f"SELECT *, row_id AS tie FROM {self.pairs}", stored=False)
-        if data.repeats == "drop":
-            self.pairs, report.repeats = without_repeats(database, self.pairs)
-        train, valid, test = map(self._split, _SPLITS)
-        return Dataset(
-            query_ids=one_chunk(queries["id"]),
-            label_ids=label_ids,
-            train=train,
-            valid=valid,
-            test=test,
-            query_table=attributes,
-            label_table=None if label_table is None else label_table.take(one_chunk(labels["listed"])),
-            ordered=data.ordered,
-            requests=requests,
-            contexts=contexts,
-            impressions=impressions,
-            read_at=self.read_at,
-            repeats=data.repeats,
-            report=report,
-        )
-
-    def _read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
+    def read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
         data, report, errors, columns = self.data, self.report, self.errors, self.columns
         for name in _SPLITS:
             if (source := getattr(data, name)) is None:
@@ -299,7 +296,7 @@ class _Loading:
         report.remarks += filter(None, [self.database.empty_in_words()])
         return log, tables
 
-    def _encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Table]:
+    def encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Table]:
         """Number ids by first occurrence, and check every row.
 
         Returns:
@@ -311,7 +308,7 @@ class _Loading:
         texts, id_columns = self.texts, {"query": data.query_id, "label": data.label_id}
         for side, table in tables.items():
             rows = f"SELECT {log.table.column(side)} AS text, rowid AS row_id FROM {log.table.name} WHERE {log.alive}"
-            texts[side] = IdTexts.number(database, rows, None if table is None else table.listed)
+            texts[side] = IdTexts.number(database, rows, None if table is None else table.listed, data.placeholders)
             if table is not None and table.dates is None:
                 try:
                     check_distinct(table, texts[side], id_columns[side], data, report)
@@ -339,7 +336,7 @@ class _Loading:
                 report.unlisted["queries" if side == "query" else "labels"] = len(unlisted), every, example
         split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
         replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
-        self._replace(
+        self.replace(
             f"SELECT pairs.* EXCLUDE (file) {replaced}, {split} FROM {self.pairs} AS pairs {' '.join(joins)}", gaps
         )
         return ids
@@ -371,7 +368,7 @@ class _Loading:
                     f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}"
                 )
 
-    def _requests(
+    def requests(
         self, table: IdTable | None, attributes: pa.Table | None
     ) -> tuple[Requests, pa.Table | None, pa.Table | None]:
         """Number the distinct requests; return requests, contexts, and attributes of queries or of their versions."""
@@ -387,7 +384,7 @@ class _Loading:
         database.run(
             f"CREATE TABLE {requests} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
         )
-        self._replace(
+        self.replace(
             f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {requests} USING ({', '.join(keys)})"
         )
         columns = database.arrow(f"SELECT * FROM {requests} ORDER BY request")
@@ -408,7 +405,7 @@ class _Loading:
             f"FROM (SELECT *, {', '.join(firsts)} FROM ({distinct}))"
         )
         same = " AND ".join(f"pairs.{column} IS NOT DISTINCT FROM contexts.{column}" for column in columns)
-        self._replace(
+        self.replace(
             f"SELECT pairs.* EXCLUDE ({every}), contexts.context FROM {self.pairs} AS pairs "
             f"JOIN {contexts} AS contexts ON {same}"
         )
@@ -447,7 +444,7 @@ class _Loading:
                 f"found a second of {id_!r} in row {row}"
             )
         time = "pairs.time" if "time" in column_names(self.database, self.pairs) else "0"
-        self._replace(
+        self.replace(
             f"SELECT pairs.*, coalesce(versions.version, {table.table.num_rows})::INTEGER AS version "
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
@@ -455,14 +452,14 @@ class _Loading:
         order = database.arrow(f"SELECT row_id FROM {versions} ORDER BY version")["row_id"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
-    def _impressions(self, label_ids: pa.Array) -> Bags:
+    def impressions(self, label_ids: pa.Array) -> Bags:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         database, lists = self.database, self.database.name("shown")
         database.run(
             f"CREATE TABLE {lists} AS SELECT row_id, (row_number() OVER (ORDER BY row_id) - 1)::INTEGER AS row, shown "
             f"FROM {self.pairs} WHERE split < 2"
         )
-        self._replace(
+        self.replace(
             f"SELECT pairs.* REPLACE (lists.row AS shown) FROM {self.pairs} AS pairs "
             f"LEFT JOIN {lists} AS lists USING (row_id)"
         )
@@ -480,7 +477,7 @@ class _Loading:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Bags(offsets, impressions["label"].to_numpy(), np.ones(len(impressions), np.float32))
 
-    def _split(self, name: str) -> Pairs:
+    def split(self, name: str) -> Pairs:
         database, columns, split = self.database, column_names(self.database, self.pairs), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.files else ""  # impressions of test pairs are never read
         kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
@@ -498,7 +495,7 @@ class _Loading:
             start += batch.num_rows
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
-    def _replace(self, query: str, stored: bool = True) -> None:
+    def replace(self, query: str, stored: bool = True) -> None:
         """Replace the pairs by the result of an SQL query; a view, if not `stored`, copies no rows."""
         previous, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,16 +27,16 @@ class IdTexts:
         table: table of `text`, `id` and `code`, with codes in the order of first occurrence in the log, then in the
             feature table. If all ids are whole numbers, `39.0` is the id `39`.
         ids: table of `code`, `id`, the first `row_id` in the log, and `listed`, its first in the feature table.
-        odd: texts that look like a placeholder, with their codes.
+        odd: texts that are, or look like, a placeholder, with their codes.
     """
 
     database: Database
     table: str
     ids: str
-    odd: list[tuple[str, int]]
+    odd: dict[str, int]
 
     @classmethod
-    def number(cls, database: Database, log: str, listed: str | None) -> IdTexts:
+    def number(cls, database: Database, log: str, listed: str | None, placeholders: Sequence[str]) -> IdTexts:
         """Number distinct texts.
 
         Args:
@@ -50,9 +50,8 @@ class IdTexts:
             f"CREATE TABLE {distinct} AS SELECT text, min(row_id) AS row_id, min(listed) AS listed "
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
-        odd = placeholder_condition("text")
         # A placeholder among whole numbers must not stop `39.0` from meaning `39`.
-        canonical = canonical_ids(database, distinct, "text", condition=f"NOT {odd}")
+        canonical = canonical_ids(database, distinct, "text", condition=f"NOT ({odd_condition('text')})")
         texts = f"SELECT text, {canonical} AS id, row_id, listed FROM {distinct}"
         database.run(
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY row_id NULLS LAST, listed) - 1)::INTEGER "
@@ -61,7 +60,8 @@ class IdTexts:
         unchanged = f"SELECT id AS text, id, code FROM {ids}"
         spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
         database.run(f"CREATE VIEW {view} AS {unchanged if canonical == 'text' else spelled}")
-        return cls(database, view, ids, database.rows(f"SELECT text, code FROM {view} WHERE {odd} ORDER BY text"))
+        odd = database.rows(f"SELECT text, code FROM {view} WHERE {odd_condition('text', placeholders)} ORDER BY text")
+        return cls(database, view, ids, dict(odd))
 
     def without_gaps(self, pairs: str, column: str) -> str:
         """Renumber the ids that remain in pairs or in the feature table; `before` is the former code."""
@@ -75,46 +75,27 @@ class IdTexts:
         )
         return table
 
-    def checks(self, column: str, name: str, placeholders: Sequence[str]) -> Iterator[RowCheck]:
-        """Yield checks of a column of codes: rows without an id, and rows with a placeholder as their id.
 
-        Args:
-            placeholders: texts of placeholders, which are bad; other texts that look like one are only reported.
-        """
-        yield RowCheck(name, f"{column} IS NULL", _EVERY_ROW, content="null")
-        odd = dict(self.odd)
-        if placeholders:
-            listed = ", ".join(map(literal, placeholders))
-            odd |= dict(self.database.rows(f"SELECT text, code FROM {self.table} WHERE text IN ({listed})"))
-        for text, code in odd.items():
-            yield _odd(name, f"{column} = {code}", text, placeholders)
-
-
-_EVERY_ROW = "an id in every row"
-
-
-def placeholder_condition(text: str) -> str:
-    """Return the SQL condition that a text looks like a placeholder."""
-    return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))})"
-
-
-def check_texts(
-    database: Database, table: str, text: str, name: str, placeholders: Sequence[str]
-) -> Iterator[RowCheck]:
-    """Yield the checks of `IdTexts.checks` for a column of texts."""
-    yield RowCheck(name, f"{text} IS NULL", _EVERY_ROW, content="null")
+def odd_condition(text: str, placeholders: Sequence[str] = ()) -> str:
+    """Return the SQL condition that a text looks like a placeholder, or is one of `placeholders`."""
     listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""
-    for (odd_text,) in database.rows(
-        f"SELECT DISTINCT {text} FROM {table} WHERE {placeholder_condition(text)}{listed} ORDER BY 1"
-    ):
-        yield _odd(name, f"{text} = {literal(odd_text)}", odd_text, placeholders)
+    return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))}){listed}"
 
 
-def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> RowCheck:
-    if not text:
-        return RowCheck(name, condition, _EVERY_ROW, content="an empty one")
-    hint = "" if text in placeholders else ", which looks like a placeholder (data.placeholders)"
-    return RowCheck(name, condition, _EVERY_ROW, content=f"{text!r}{hint}", fatal=text in placeholders)
+def check_ids(name: str, column: str, odd: Mapping[str, object], placeholders: Sequence[str]) -> Iterator[RowCheck]:
+    """Yield checks of a column of ids: rows without an id, and rows with a placeholder as their id.
+
+    Args:
+        column: the column in SQL, texts or codes.
+        odd: the value in `column` of each text that `odd_condition` finds.
+        placeholders: texts of placeholders, which are bad; other texts that look like one are only reported.
+    """
+    expected = "an id in every row"
+    yield RowCheck(name, f"{column} IS NULL", expected, content="null")
+    for text, value in odd.items():
+        hint = "" if text in placeholders else ", which looks like a placeholder (data.placeholders)"
+        content = f"{text!r}{hint}" if text else "an empty one"
+        yield RowCheck(name, f"{column} = {value}", expected, content, fatal=not text or text in placeholders)
 
 
 def find_placeholders(values: pa.Array) -> list[str]:

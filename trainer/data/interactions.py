@@ -30,7 +30,7 @@ from longtail.tables.values import (
     type_name,
 )
 from longtail.trainer.config import DataConfig
-from longtail.trainer.data.ids import IdTexts
+from longtail.trainer.data.ids import IdTexts, check_ids
 from longtail.trainer.data.problems import RowCheck, RowReport, find_problems
 
 WEIGHT, IMPRESSIONS, TIME, EVENT = "debiased_weight", "impressions", "time", "event"
@@ -39,6 +39,8 @@ ROLE_COLUMNS = (
     "release", "source", TIME, "arm", "run", "unit", IMPRESSIONS,
 )  # fmt: skip
 """Columns of exported feedback that are no features. A query feature of such a name has the column `feature_NAME`."""
+FEEDBACK_COLUMNS = {"answer", "propensity", "source", WEIGHT, EVENT, TIME, IMPRESSIONS}
+"""Columns of every export of feedback, by which a log is known as one."""
 CONTEXT = "context:"
 """Prefix of columns with values of query features."""
 _LACKING = {
@@ -102,11 +104,6 @@ def read_log(
     return log
 
 
-def is_feedback(names: Collection[str]) -> bool:
-    """Return whether a file with these columns is an export of feedback."""
-    return {"answer", "propensity", "source", WEIGHT, EVENT, TIME, IMPRESSIONS} <= set(names)
-
-
 def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
     """Map a recipe's columns to differing columns of exported feedback.
 
@@ -133,7 +130,7 @@ def _list_columns(
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
     """Return SQL expressions and types of a file's columns; add its notes for the report."""
     file, names = opened.file, opened.names
-    feedback = is_feedback(names)
+    feedback = {*names} >= FEEDBACK_COLUMNS
     sources = map_columns(data, [data.query_id, *context], names) if feedback else {}
     impressions = data.impressions if splits[number] != "test" else None
     events = data.events.column if data.events else None
@@ -248,8 +245,8 @@ def check_log(
         f"LEFT JOIN {queries.table} AS queries ON log.{log.table.column('query')} = queries.text "
         f"LEFT JOIN {labels.table} AS labels ON log.{log.table.column('label')} = labels.text WHERE {log.alive}"
     )
-    checks = [*queries.checks("query", data.query_id, data.placeholders),
-              *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data)]  # fmt: skip
+    checks = [*check_ids(data.query_id, "query", queries.odd, data.placeholders),
+              *check_ids(data.label_id, "label", labels.odd, data.placeholders), *_time_checks(log, data)]  # fmt: skip
     if "weight" in cells:
         checks += _weight_checks(log, data, weights)
     bad = find_problems(database, table, checks, log.files.values(), report)

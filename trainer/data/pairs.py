@@ -129,10 +129,6 @@ class Pairs:
         """Count the pairs of each query, int64."""
         return occurrences(self.queries, int(self.queries.max(initial=-1)) + 1)
 
-    def offsets(self, queries: int) -> Int64:
-        """Return the start of every query's pairs, int64 [Q + 1]."""
-        return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
-
     def columns(self) -> dict[str, Array]:
         """Return the columns that are not None, [N] each, by name."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -42,7 +42,8 @@ class Past:
     @classmethod
     def fixed(cls, known_pairs: Pairs, *, queries: int, requests: Int32 | None = None) -> Past:
         """Create a fixed past; `requests` are the query rows of requests, int32 [A]."""
-        return cls(known_pairs, known_pairs, known_pairs.offsets(queries), requests)
+        offsets = np.searchsorted(known_pairs.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
+        return cls(known_pairs, known_pairs, offsets, requests)
 
     @classmethod
     def growing(cls, known_pairs: Pairs, held_out: Pairs, *, queries: int) -> Past:
@@ -52,8 +53,8 @@ class Past:
         # A small part of the known pairs, if most held-out queries are new.
         earlier_pairs = known_pairs.take(has_row_Q[known_pairs.queries])
         ends = earlier_pairs.insertion_points(held_out) + np.arange(len(held_out))
-        pairs = earlier_pairs.merge_later(held_out)
-        return cls(known_pairs, pairs, pairs.offsets(queries), None, held_out, ends)
+        past = cls.fixed(earlier_pairs.merge_later(held_out), queries=queries)
+        return replace(past, known_pairs=known_pairs, held_out=held_out, ends=ends)
 
     def queries(self, rows_B: Rows) -> Rows:
         """Return the query row of each row, int [B]."""

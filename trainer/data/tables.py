@@ -13,10 +13,10 @@ from longtail.tables import find_files
 from longtail.tables.database import Database, OpenedFile
 from longtail.tables.table import Table, id_expression, read_table
 from longtail.tables.times import find_times
-from longtail.tables.values import type_name
+from longtail.tables.values import literal, type_name
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Sources, name_sources
-from longtail.trainer.data.ids import IdTexts, check_texts
+from longtail.trainer.data.ids import IdTexts, check_ids, odd_condition
 from longtail.trainer.data.problems import Problem, RowCheck, RowReport, find_problems
 from longtail.trainer.errors import DataError
 
@@ -75,26 +75,14 @@ def read_feature_table(
         return cells | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}
 
     table = read_table(database, find_files(source), columns_of_file, name)
-    table.find_types([name for name in table.kinds if name.startswith(_COLUMN)])
-    return _good_rows(table, id_column, data, report, name, valid_from)
-
-
-def _times(opened: OpenedFile, name: str) -> dict[str, tuple[str, str]]:
-    value, kind = opened.column(name)
-    time_and_dates = find_times(opened.database, opened.relation, value, kind)
-    if time_and_dates is None:
-        raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
-    return {_SINCE: (time_and_dates[0], "DOUBLE"), _DATES: (str(time_and_dates[1]).lower(), "BOOLEAN")}
-
-
-def _good_rows(
-    table: Table, id_column: str, data: DataConfig, report: RowReport, name: str, valid_from: str | None
-) -> IdTable:
-    """Return the rows with an id and, if versions need one, a time."""
-    database, id_ = table.database, table.column(_ID)
+    names, id_ = [name for name in table.kinds if name.startswith(_COLUMN)], table.column(_ID)
+    table.find_types(names)
     view = database.name("checked")
     database.run(f"CREATE VIEW {view} AS SELECT *, rowid AS row_id, {table.column('file')} AS file FROM {table.name}")
-    checks = [*check_texts(database, table.name, id_, id_column, data.placeholders)]
+    odd = database.rows(
+        f"SELECT DISTINCT {id_} FROM {table.name} WHERE {odd_condition(id_, data.placeholders)} ORDER BY 1"
+    )
+    checks = [*check_ids(id_column, id_, {text: literal(text) for (text,) in odd}, data.placeholders)]
     if valid_from is not None:
         since = table.column(_SINCE)
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
@@ -104,7 +92,6 @@ def _good_rows(
             report.reject(file.rejected)
     bad = find_problems(database, view, checks, table.parts, report)
     report.dropped += database.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
-    names = [name for name in table.kinds if name.startswith(_COLUMN)]
     good = f"NOT ({bad})"
     time = f", {table.column(_SINCE)} AS since" if valid_from else ""
     listed = database.name("listed")
@@ -121,6 +108,14 @@ def _good_rows(
     if len(kinds) > 1:
         raise DataError(f"{name}: column {valid_from!r}: expected numbers or dates in all files, found both")
     return IdTable(rows, listed, table, dates=kinds == [True])
+
+
+def _times(opened: OpenedFile, name: str) -> dict[str, tuple[str, str]]:
+    value, kind = opened.column(name)
+    time_and_dates = find_times(opened.database, opened.relation, value, kind)
+    if time_and_dates is None:
+        raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
+    return {_SINCE: (time_and_dates[0], "DOUBLE"), _DATES: (str(time_and_dates[1]).lower(), "BOOLEAN")}
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -29,7 +29,7 @@ from longtail.trainer.config.rows import name_sources
 from longtail.trainer.cooccurrence import measure_term_alone
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import find_placeholders
-from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT, is_feedback
+from longtail.trainer.data.interactions import EVENT, FEEDBACK_COLUMNS, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.init.columns import (
@@ -119,7 +119,7 @@ def draft_recipe(
 
 def _is_export(reader: Database, file: DataFile) -> bool:
     try:
-        return is_feedback(open_file(reader, file).names)
+        return {*open_file(reader, file).names} >= FEEDBACK_COLUMNS
     except EmptyFileError:
         return False
 

@@ -46,12 +46,8 @@ class BatchLoss:
         """Compute the mean weighted loss, float32 scalar, nats, and the terms' row tensors by name."""
         shared, by_row = self._split(embedded, batch)
         if any(term.joins_rows for term in self.objective.terms):
-            losses_B, state = self._row_losses(shared | by_row, batch)
+            losses_B, state = self._row_losses(shared, by_row, batch._asdict(), {})
             return ops.mean(losses_B), state
-
-        def losses(shared: Tensors, by_row: Tensors, fixed: Any, fixed_shared: Any) -> tuple[Tensor, Tensors]:
-            return self._row_losses(shared | by_row, BatchCandidates(**fixed, **fixed_shared))
-
         # Blocks of rows bound the part of [B, M] in memory.
         rows, logits = batch.positive_B.shape[0], (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
         blocks = -(-rows // max(_LEAST_ROWS, logits // batch.candidates.shape[-1]))
@@ -61,7 +57,7 @@ class BatchLoss:
         if len(batch.candidates.shape) == 1:
             names.add("candidate_tensors")
         fixed_shared = {name: fixed.pop(name) for name in names}
-        value, state = backend.sum_of_blocks(losses, shared, by_row, fixed, fixed_shared, blocks=blocks)
+        value, state = backend.sum_of_blocks(self._row_losses, shared, by_row, fixed, fixed_shared, blocks=blocks)
         return value / rows, state
 
     def _split(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:
@@ -90,8 +86,15 @@ class BatchLoss:
             by_row[f"{name} bias"] = ops.reshape(bias_C[start:end], shape)
         return shared, by_row
 
-    def _row_losses(self, parts: Tensors, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
-        """Compute weighted losses of some rows, float32 [B], and the terms' tensors of these rows."""
+    def _row_losses(
+        self, shared: Tensors, by_row: Tensors, fixed: dict[str, Any], fixed_shared: dict[str, Any]
+    ) -> tuple[Tensor, Tensors]:
+        """Compute weighted losses of some rows, float32 [B], and the terms' tensors of these rows.
+
+        Args:
+            fixed, fixed_shared: fields of `BatchCandidates`.
+        """
+        parts, batch = shared | by_row, BatchCandidates(**fixed, **fixed_shared)
         candidates, scaled_BD = batch.candidates, parts["queries"] * parts["scale"]
         positive_logits_B = self._product("bd,bd->b", scaled_BD, parts["positives"]) + parts["positive_bias"]
         equation = "bd,bmd->bm" if len(candidates.shape) == 2 else "bd,md->bm"

@@ -94,20 +94,15 @@ def compact_rows(tables: Sequence[EmbeddingTable], rows: Sequence[Tensor], *, sh
             table.compact = None
 
 
-def unit_rows(x_BD: Tensor) -> Tensor:
-    """Divide rows by their norm, float32 [B, D]; a zero row becomes the first unit vector."""
-    # Cosine similarity needs norm 1 for every row, zero rows included.
-    zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
-    first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
-    return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
-
-
 class UnitNorm(keras.layers.Layer):
     """Divide rows by their norm; unlike in `keras.layers.UnitNormalization`, a zero row becomes a unit vector."""
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Return rows of norm 1, float32 [B, D]."""
-        return unit_rows(x_BD)
+        """Return rows of norm 1, float32 [B, D]; the first unit vector for a zero row."""
+        # Cosine similarity needs norm 1 for every row, zero rows included.
+        zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
+        first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
+        return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
 
 
 class Dropout(keras.layers.Layer):

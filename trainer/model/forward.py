@@ -15,8 +15,7 @@ import keras
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses import Embedded
-from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.towers import list_dropouts
+from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, list_layers, read_distinct
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
 OF_NEIGHBOUR = "_neighbour "
@@ -29,14 +28,14 @@ class Reading(NamedTuple):
     """Hold the inputs of the towers for a batch.
 
     Attributes:
-        inputs: by tower and name, where tower `neighbour` is the query tower on neighbours; ids are positions among the
-            distinct ids of their table.
+        inputs: by tower, then by name; tower `neighbour` is the query tower on neighbours, and `entry` has rows that
+            are added to label embeddings. Ids are positions among the distinct ids of their table.
         history_labels: distinct rows of label embeddings that histories read, by table, int32 [R] each.
         distinct: distinct ids of every table from `backend.distinct`, and their rows, float32 [U, D].
         pairs: number of training pairs of these ids and of the distinct label embeddings, float32 [U, 1].
     """
 
-    inputs: dict[InputKey, Tensor]
+    inputs: dict[str, dict[str, Tensor]]
     positive_B: Tensor
     labels: int
     history_labels: dict[str, Tensor]
@@ -68,7 +67,11 @@ class Forward:
         towers = {"query": model.towers.query, "label": model.towers.label}
         if "query" in self._sides:
             towers["neighbour"] = model.towers.query
-        self.dropouts = {side: layers for side, tower in towers.items() if (layers := list_dropouts(tower))}
+        dropouts = {
+            side: [layer for layer in list_layers(tower) if isinstance(layer, Dropout)]
+            for side, tower in towers.items()
+        }
+        self.dropouts = {side: layers for side, layers in dropouts.items() if layers}
         """Dropout layers by tower, for towers that have any."""
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
@@ -99,6 +102,9 @@ class Forward:
         if LABEL_BIAS in model.tables:
             inputs["label", LABEL_BIAS] = labels_C + 1
         inputs, distinct_ids = read_distinct(model.tables, inputs, self._readers)
+        by_tower: dict[str, dict[str, Tensor]] = {}
+        for (side, name), column in inputs.items():
+            by_tower.setdefault(side, {})[name] = column
         distinct = [
             (distinct_ids[name], backend.gather(table.table, distinct_ids[name]))
             for name, table in model.tables.items()
@@ -106,7 +112,7 @@ class Forward:
         distinct_ids |= history_labels
         pairs = [backend.gather(table.table, distinct_ids[towers.readers[key]]) for key, table in towers.pairs.items()]
         positive_B = ops.convert_to_tensor(batch["_positive"])
-        return Reading(inputs, positive_B, ops.shape(labels_C)[0], history_labels, distinct, pairs)
+        return Reading(by_tower, positive_B, ops.shape(labels_C)[0], history_labels, distinct, pairs)
 
     def _add_history_labels(self, key: str, rows_R: Tensor, label_inputs: dict[str, Tensor]) -> dict[InputKey, Tensor]:
         """Append labels of histories to the label tower's inputs; return rows to add to their embeddings."""
@@ -123,53 +129,46 @@ class Forward:
 
     def draw_masks(self, reading: Reading) -> Masks:
         """Draw dropout masks; they cover rows [B, …], or entries of a history [S, P]."""
-        label_input = next(
-            column for (side, name), column in reading.inputs.items() if side == "label" and name != LABEL_BIAS
-        )
+        label_input = next(column for name, column in reading.inputs["label"].items() if name != LABEL_BIAS)
         masks: Masks = [{}, {}]
         for side, layers in self.dropouts.items():
             rows = ops.shape(label_input if side == "label" else reading.positive_B)[0]
             for layer in layers:
-                size = rows if layer.entries_of is None else ops.size(reading.inputs[side, layer.entries_of])
+                size = rows if layer.entries_of is None else ops.size(reading.inputs[side][layer.entries_of])
                 masks[side == "neighbour"][layer] = layer.draw(size, self._seed)
         return masks
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
         """Embed a batch and its neighbours from table rows [U, D], float32 [B, D] by side."""
-        towers = self._model.towers
+        towers, tables, label_inputs = self._model.towers, self._model.tables, dict(reading.inputs["label"])
+        bias_ids = label_inputs.pop(LABEL_BIAS, None)
+        start, dim, batch_rows = reading.labels, self._model.recipe.model.dim, reading.positive_B.shape[0]
+        near, neighbours = "label" in self._sides, dict[str, Tensor]()
         with ExitStack() as stack:
-            stack.enter_context(compact_rows([*self._model.tables.values()], rows))
+            stack.enter_context(compact_rows([*tables.values()], rows))
             for (key, table), pairs in zip(towers.pairs.items(), reading.pairs, strict=True):
                 shared = towers.readers[key] in reading.history_labels
                 stack.enter_context(compact_rows([table], [pairs], shared=shared))
             with dropout_masks(masks[0]) if masks else nullcontext():
-                embedded, neighbours = self._embed_batch(reading, stack)
+                embedded_D = towers.label(label_inputs)
+                # The number of distinct labels in histories is not static: the concatenation loses the static shape.
+                several = near or reading.history_labels
+                labels_CD = ops.reshape(embedded_D[:start], (start, dim)) if several else embedded_D
+                if near:
+                    neighbours["label"] = ops.reshape(embedded_D[start : start + batch_rows], (batch_rows, dim))
+                    start += batch_rows
+                for name, rows_R in reading.history_labels.items():
+                    end = start + ops.shape(rows_R)[0]
+                    read_RD, start = embedded_D[start:end], end
+                    if name in reading.inputs.get("entry", {}):
+                        read_RD = read_RD + tables[towers.readers["entry", name]](reading.inputs["entry"][name])
+                    read_RD = ops.where(_are_labels(rows_R, self._model.labels)[:, None], read_RD, 0.0)
+                    stack.enter_context(compact_rows([towers.label_rows[name]], [read_RD], shared=True))
+                queries_BD = towers.query(reading.inputs["query"])
+            bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else tables[LABEL_BIAS](bias_ids)[:, 0]
             if "query" in self._sides:
                 with dropout_masks(masks[1]) if masks else nullcontext():
-                    neighbours["query"] = towers.query(_side(reading.inputs, "neighbour"))
-        return embedded, neighbours
-
-    def _embed_batch(self, reading: Reading, histories: ExitStack) -> tuple[Embedded, dict[str, Tensor]]:
-        """Embed the batch, and neighbours of its labels; histories then read outputs of the label tower."""
-        towers, tables, label_inputs = self._model.towers, self._model.tables, _side(reading.inputs, "label")
-        bias_ids = label_inputs.pop(LABEL_BIAS, None)
-        embedded_D = towers.label(label_inputs)
-        start, dim, rows = reading.labels, self._model.recipe.model.dim, reading.positive_B.shape[0]
-        near = "label" in self._sides
-        # The number of distinct labels in histories is not static, and the concatenation loses the static shape.
-        several = near or reading.history_labels
-        labels_CD = ops.reshape(embedded_D[:start], (start, dim)) if several else embedded_D
-        neighbours = {"label": ops.reshape(embedded_D[start : start + rows], (rows, dim))} if near else {}
-        start += rows if near else 0
-        for name, rows_R in reading.history_labels.items():
-            end = start + ops.shape(rows_R)[0]
-            read_RD, start = embedded_D[start:end], end
-            if ("entry", name) in reading.inputs:
-                read_RD = read_RD + tables[towers.readers["entry", name]](reading.inputs["entry", name])
-            read_RD = ops.where(_are_labels(rows_R, self._model.labels)[:, None], read_RD, 0.0)
-            histories.enter_context(compact_rows([towers.label_rows[name]], [read_RD], shared=True))
-        queries_BD = towers.query(_side(reading.inputs, "query"))
-        bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else tables[LABEL_BIAS](bias_ids)[:, 0]
+                    neighbours["query"] = towers.query(reading.inputs["neighbour"])
         scale = ops.exp(-self._model.log_temperature.value)
         return Embedded(queries_BD, labels_CD, bias_C, scale), neighbours
 
@@ -177,7 +176,3 @@ class Forward:
 def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
     """Mask label rows: neither padding (row 0) nor past the end; bool [R]."""
     return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
-
-
-def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
-    return {name: column for (tower, name), column in inputs.items() if tower == side}

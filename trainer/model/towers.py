@@ -15,7 +15,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
-from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, list_layers, unit_rows
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, list_layers
 from longtail.trainer.model.features import FeatureParts, build_custom_tower
 
 
@@ -39,11 +39,6 @@ class Towers:
     readers: dict[InputKey, str]
     label_rows: dict[str, EmbeddingTable]
     pairs: dict[InputKey, EmbeddingTable]
-
-
-def list_dropouts(tower: keras.Model) -> list[Dropout]:
-    """List the dropout layers of a tower."""
-    return [layer for layer in list_layers(tower) if isinstance(layer, Dropout)]
 
 
 @contextmanager
@@ -73,7 +68,8 @@ class ObjectiveMaps(keras.layers.Layer):
 
     def __init__(self, shares: Mapping[str, float], dim: int, *, unit: bool, name: str) -> None:
         super().__init__(name=name, dtype="float32")
-        self.unit, self.shares = unit, list(shares.values())
+        self.shares = list(shares.values())
+        self.direction = UnitNorm(dtype="float32") if unit else None
         self.maps = [self.add_weight(shape=(dim, dim), initializer="zeros", name=objective) for objective in shares]
         self.built = True
         self._objectives_B: Tensor | None = None
@@ -93,7 +89,7 @@ class ObjectiveMaps(keras.layers.Layer):
     def _map(self, x_BD: Tensor, i: int) -> Tensor:
         """Compute u_o of one objective, float32 [B, D]."""
         rows_BD = x_BD + ops.matmul(x_BD, self.maps[i])
-        return unit_rows(rows_BD) if self.unit else rows_BD
+        return rows_BD if self.direction is None else self.direction(rows_BD)
 
 
 @contextmanager
@@ -144,7 +140,8 @@ def build_towers(
                 key, name = ("entry", name), feature.entry_table
             readers[key] = name
             if name not in tables:
-                rows, seed = vocabulary_rows.get(name, feature.table_rows or 0), recipe.seed + len(tables)
+                rows = vocabulary_rows.get(name) or feature.table_rows or 0
+                seed = recipe.seed + len(tables)
                 scale = recipe.model.init_scale
                 tables[name] = EmbeddingTable(rows, feature.dim, scale=scale, seed=seed, name=f"table_{name}")
     keras.utils.set_random_seed(recipe.seed)  # dense layers draw initial weights from Keras' global generator
