@@ -201,6 +201,7 @@ class LabelAdder:
             rows_M,
             np.concatenate([none_BD, *embeddings]),
             np.where(in_bundle_M, labels.counts[rows_M], 0),
+            # Training has not seen a new label, so its log ν is that of the rarest label.
             labels.log_pn[like_M],
             self._log_popularity(records, rows_M, like_M),
             buckets_M,
@@ -233,6 +234,7 @@ class LabelAdder:
                 "expected a release whose labels can change, found one with a tree p_n(y|x), which has no leaf for "
                 "them: train again with the changed labels among the data; hiding works"
             )
+        # A change of columns alone needs no tower, so releases without one take it too.
         if any(record.features is not None for record in records):
             _ = self._tower
 

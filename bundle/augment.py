@@ -63,6 +63,7 @@ class Augmentation:
             bias_L: biases in logits; ignored by a model without label bias.
             log_popularity_L: log π of every label, nats; ignored where log ν is log π.
         """
+        # `queries` writes the coordinates in the same order.
         columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
         if self.kappa_bias is not None:
             if bias_L is None:

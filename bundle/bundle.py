@@ -160,6 +160,7 @@ class Bundle:
             BundleError: the bundle violates its contract, a table is missing, or `target` exists; nothing is changed.
             OSError: the disk is full or not writable; `target` stays absent.
         """
+        # Loading trusts the checksums, so a bundle that breaks its contract must not get any.
         self.validate()
         target = Path(target)
         with atomic_directory(target) as working:
@@ -191,6 +192,7 @@ class Bundle:
                 vocabulary.write(working / VOCABULARIES / f"{name}.arrow")
             for name, content in self.reports.items():
                 (working / name).write_bytes(content)
+            # Last, because it has the checksums of all files above.
             update = {"files": record_files(working, working), "schema_version": SCHEMA_VERSION}
             manifest = self.manifest.model_copy(update=update)
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -214,6 +216,7 @@ class Bundle:
         """
         path = Path(path)
         manifest = read_manifest(path)
+        # Before a file is mapped: reading beyond the end of a cut file would kill the process.
         verify_files(path, manifest.files, content=verify)
         for name in _REQUIRED:
             if name not in manifest.files:
@@ -313,6 +316,7 @@ def _check(bundle: Bundle) -> None:
     for name, array in ((EMBEDDINGS, bundle.embeddings), (CALIBRATION_QUERIES, queries)):
         _require_finite(name, array)
         if manifest.similarity == "cosine":
+            # `einsum` makes no copy of the squares, which would be as large as the table.
             norms = np.sqrt(np.einsum("ij,ij->i", array, array))
             worst = int(np.abs(norms - 1).argmax())
             require(

@@ -195,6 +195,7 @@ class Attributes:
         """Get a column, reading it at the first call."""
         if (column := self._read.get(name)) is not None:
             return column
+        # Reading a column takes long; threads that wait for it must not read it again.
         with self._reading:
             if name not in self._read:
                 kind = NumberColumn if self._kinds[name] in ("number", "date") else ValueColumn
@@ -220,6 +221,7 @@ def read_conditions(kinds: Mapping[str, FilterKind], filter_: Mapping[str, JsonV
         ):
             path_of_sign = field if not isinstance(operators_json, dict) else f"{field}.{sign[:LONGEST_NAME]}"
             conditions.append(Condition(name, sign, _values(kind, sign, value, path_of_sign)))
+        # An empty object would quietly match every label.
         if operators_json == {}:
             raise ConditionError(
                 f"expected a value or one of the operators {operators(kind)}, received none", field=field
@@ -251,6 +253,7 @@ def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[
         return (_value(kind, value, field),)
     if not isinstance(value, list) or not value:
         raise ConditionError(f"expected a list of at least one value, received {describe(value)}", field=field)
+    # Sorted and distinct, so that equal sets of values share a cached selection.
     return tuple(sorted({_value(kind, item, f"{field}.{i}") for i, item in enumerate(value)}))
 
 

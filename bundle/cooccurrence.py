@@ -123,6 +123,7 @@ class Cooccurrence:
         """Take the labels of some rows, int64 [M]; −1 for a label without pairs. Others are neighbours of none."""
         stays_M1 = rows_M[:, None] >= 0
         rows_MN = renumber(rows_M, len(self.rows_LN))[np.where(stays_M1, self.rows_LN[rows_M], NO_ENTRY)]
+        # Stable, so that the neighbours that stay keep their order by weight.
         order_MN = np.argsort(rows_MN == NO_ENTRY, axis=1, kind="stable")
         weights_MN = np.where(rows_MN == NO_ENTRY, np.float32(0), self.weights_LN[rows_M])
         return replace(

@@ -74,6 +74,7 @@ class DisplayColumns:
     def _convert(self, name: str, value: JsonValue) -> JsonValue:
         column = self.column(name, [value])
         to_json: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
+        # Arrow converts some values to others without an error.
         if _is_json(column.type) and not _alike(value, to_json):
             raise ValueError
         return to_json

@@ -66,6 +66,7 @@ class FeatureReader:
             if feature.kind == "id":
                 present_B = [row for row, value in enumerate(values_B) if value is not None]
                 present: list[JsonValue] = [values_B[row] for row in present_B]
+                # Nearly all ids are strings: one look at their types costs less than a call for each.
                 ids = cast("list[str]", present) if set(map(type, present)) <= _ONLY_STRINGS else _strings(present)
                 if isinstance(ids, int):
                     raise refused(present_B[ids], feature.name, "id", present[ids])
@@ -135,8 +136,10 @@ class FeatureReader:
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
+            # The ids of all values at once: one long lookup costs less than many short ones.
             rows = self._vocabularies[str(feature.vocabulary)].find_all(ids)
         shape = len(lengths), width or max([1, *lengths])
+        # No value is shorter than the others, as in a single query: nothing needs padding.
         if len(rows) == shape[0] * shape[1]:
             rows_BP, weights_BP = np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)
         else:

@@ -178,6 +178,7 @@ class Forecast:
                 groups_N = self.groups[pairs.labels_N]
                 more_GH = pairs_by_hour(groups_N, pairs.times_N, decayed_N * added_N, len(seasons_GH))
                 seasons_GH = seasons_GH * aged_W[w] + more_GH
+        # An assignment by rows would keep only the last time of a label with several pairs.
         np.minimum.at(first_L, pairs.labels_N, pairs.times_N)
         return replace(self.with_settings(until=until), sums=sums_LW, first=first_L, seasons=seasons_GH)
 
@@ -202,6 +203,7 @@ class Forecast:
         pairs = WeighedPairs.weigh(queries_N, labels_N, times_N, weights_N, self.settings.visits)
         begin, end = np.searchsorted(pairs.times_N, (self.settings.until, until), side="right")
         new_n = begin + np.flatnonzero(pairs.previous_N[begin:end] < begin)
+        # A kind must be judged by pairs that it has not counted, so the earlier half is counted first.
         half = int(new_n[len(new_n) // 2]) if len(new_n) else end
         before = self if self.released is not None else self._as_released()
         fresh = before.counted(pairs.select(slice(begin, end)), until).with_settings(ahead=ahead)
@@ -482,6 +484,7 @@ class Forecast:
     @cached_property
     def _booster(self) -> Any:
         booster = _xgboost().Booster({"nthread": 1})
+        # XGBoost reads a model from a `bytearray` alone.
         booster.load_model(bytearray(self.model or b""))
         return booster
 

@@ -91,6 +91,7 @@ class Remembered:
 
     def refused(self, query_id: str) -> Int64:
         """Return the label rows that a query last said no to, int64, ascending."""
+        # Newest first: `np.unique` finds the first entry of a label, and the newest one decides.
         newest_H = self._entries(query_id)[::-1]
         if not (newest_H < 0).any():
             return newest_H[:0]

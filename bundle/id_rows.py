@@ -138,6 +138,7 @@ class IdRows(Mapping[str, int]):
             self._cache = {}
 
     def _remember(self, rows: dict[str, int]) -> None:
+        # Emptied, not trimmed: that needs no order of use and no lock, and frequent ids are soon back.
         if len(self._cache) + len(rows) > _MAX_KEPT:
             self._cache = {}
         if len(rows) <= _MAX_KEPT:

@@ -33,6 +33,7 @@ def id_text(value: object) -> str | None:
         return str(value).lower()
     if not isinstance(value, float | Decimal) or not math.isfinite(value):
         return None
+    # Through `str`, which gives the shortest decimals; the binary value of 0.1 has 55 digits.
     text = format(Decimal(str(value)), "f")
     return "0" if value == 0 else text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -65,6 +66,7 @@ def to_ids(column: pa.Array) -> pa.Array:
 
 def as_float64(column: pa.Array) -> pa.Array:
     """Convert floats to the float64 with the same decimals: float32 0.1 becomes 0.1."""
+    # A plain cast would turn float32 0.1 into 0.10000000149, which is another id.
     narrow = pa.types.is_floating(column.type) and column.type != pa.float64()
     return column.cast(pa.float32()).cast(pa.string()).cast(pa.float64()) if narrow else column
 

@@ -51,6 +51,7 @@ def read_versioned_json(
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise corrupt(missing) from None
     try:
+        # The version first: a file of another version may fail every later check.
         version = json.loads(content)["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise corrupt(f"{file}: expected JSON with a schema_version, found {content[:40]!r}… ({error})") from error
@@ -89,6 +90,7 @@ def record_files(root: Path, folder: Path) -> dict[str, FileRecord]:
 def check_names(root: Path, files: Iterable[str]) -> None:
     """Check that file names stay below `root`."""
     for name in files:
+        # A crafted manifest could otherwise name files elsewhere on this machine.
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
 
@@ -100,6 +102,7 @@ def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool =
         path = root / name
         if not path.is_file():
             raise BundleCorruptError(f"{path}: expected a file of {record.bytes} bytes, found none")
+        # The size first: a file that was cut is noticed without reading it.
         size = path.stat().st_size
         if size != record.bytes:
             raise BundleCorruptError(f"{path}: expected {record.bytes} bytes, found {size}")

@@ -138,6 +138,7 @@ def replay(records: Iterable[LabelRecord]) -> LabelChanges:
 def record_json(record: LabelRecord) -> str:
     """Encode a record as JSON for `read_record`."""
     content = record.model_dump_json()
+    # A record that cannot be read back would stop every later start of the service.
     if _RECORD.validate_json(content) != record:
         raise ValueError("it reads back as something else")
     return content

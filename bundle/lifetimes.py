@@ -79,12 +79,14 @@ def _seconds(name: str, column: pa.ChunkedArray, no_limit: int) -> Int64:
     """Read a column of times, int64 [L]."""
     array, problem = decode_chunks(column), str(column.type)
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+        # Unsafe, so that nanoseconds are cut off: lifetimes count in whole seconds.
         micros = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
         valid_L = micros.is_valid().to_numpy(zero_copy_only=False)
         seconds_L: Int64 = np.where(valid_L, pc.fill_null(micros, 0).to_numpy(zero_copy_only=False) // _MICRO, no_limit)
         return seconds_L
     try:
         if pa.types.is_null(array.type) or is_text(array.type):
+            # Many labels share a time, so each text is parsed once.
             encoded = array.cast(pa.large_string()).dictionary_encode()
             seconds = [_second(name, text, no_limit) for text in encoded.dictionary.to_pylist()]
             rows_L = pc.fill_null(encoded.indices, len(seconds)).to_numpy(zero_copy_only=False)

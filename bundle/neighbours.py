@@ -51,6 +51,7 @@ def cooccurrences(
 
     Memory grows with the pairs and with `labels · N`, not with all pairs of labels.
     """
+    # A query of n pairs adds n² products: a few robots would cost more than all people.
     pairs = pairs.last_of_each(most)
     weights_P = pairs.filled_weights
     first_P = _once_each(pairs, weights_P, labels)

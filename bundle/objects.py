@@ -101,6 +101,7 @@ class ObjectStore:
                 mode: Any = tag or "create"
                 self._api.put(self._store, path, content, mode=mode)
         except (*refused, ObjectStoreError) as error:
+            # After a lost response the retry is refused by the object that the first attempt wrote.
             same = self.read(path) == content
             if not same and isinstance(error, ObjectStoreError):
                 raise
@@ -124,6 +125,7 @@ class ObjectStore:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with file.open("wb") as target, self._asking(f"read {path}"):
+                # In blocks: a lost connection repeats 8 MiB, and memory stays small.
                 for start in range(0, record.bytes, _BLOCK):
                     end = min(start + _BLOCK, record.bytes)
                     block = self._api.get_range(self._store, path, start=start, end=end)

@@ -129,6 +129,7 @@ class Prior(Record):
     @property
     def largest(self) -> float:
         """Return the largest absolute value for which coordinate and scores fit float32."""
+        # The sum of this many terms of the largest weight must fit too.
         return float(np.finfo(np.float32).max) / (_TERMS * max(1.0, self.kappa, abs(self.minimum), abs(self.maximum)))
 
 

@@ -134,6 +134,7 @@ class Proposal:
             left_BN, right_BN = _log_steps(activation_BN)
             log_p_BN = np.concatenate([log_p_BN + left_BN, log_p_BN + right_BN], axis=1)
             heap_BN = np.concatenate([2 * heap_BN, 2 * heap_BN + 1], axis=1)
+            # Pruned leaves keep their probability, so the beam would otherwise go on to them.
             log_p_BN[~self._inhabited[heap_BN]] = -np.inf
             if heap_BN.shape[1] > width:
                 best_BW = np.argpartition(-log_p_BN, width - 1, axis=1)[:, :width]
@@ -240,6 +241,7 @@ def project(inputs: Mapping[str, npt.NDArray[Any]], projection: Mapping[str, Flo
 
 def _log_steps(activations: Float32) -> tuple[Float32, Float32]:
     """Compute log σ(-a) and log σ(a), the steps left and right, without overflow."""
+    # The exponential of −|a| cannot overflow.
     softplus = np.log1p(np.exp(-np.abs(activations)))
     return -np.maximum(activations, 0) - softplus, np.minimum(activations, 0) - softplus
 

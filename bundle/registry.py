@@ -76,6 +76,7 @@ def upload_version(bundle: Path, source: str) -> RegisteredVersion:
     parts = _URL_PATTERN.fullmatch(source)
     if parts is None or parts["version"]:
         raise ObjectStoreError(f"{source}: expected models:/NAME or models:/NAME@ALIAS to register a bundle")
+    # Named by its content, so that a repeated upload finds the version of the first.
     folder, run_id = f"bundle-{file_sha256(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
     what = source if run_id is None else f"{source}, run {run_id} (MLFLOW_RUN_ID names another)"
     with _mlflow(what) as mlflow, ExitStack() as stack:

@@ -31,6 +31,7 @@ def copies_path(url: str, root: Path | None = None) -> Path:
     if root is None:
         home = os.environ.get("XDG_CACHE_HOME")
         root = Path(os.environ.get(CACHE) or (Path(home) if home else Path.home() / ".cache") / "longtail")
+    # For people; the hash tells apart URLs that differ in other characters alone.
     plain = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:64]
     return root / f"{plain}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
@@ -53,6 +54,7 @@ def download_manifests(store: ObjectStore, prefix: str, manifests: Sequence[str]
 
     Raises BundleCorruptError if another manifest is missing, or ObjectStoreError.
     """
+    # The last manifest first: it was written last, so without it the folder is not complete.
     for name in reversed(manifests):
         content = store.read(f"{prefix}{name}")
         if content is None and name == manifests[-1]:
@@ -86,6 +88,7 @@ def download(
         with atomic_directory(target, replace=True) as working:
             download_manifests(store, prefix, manifests, working)
             records = files(working)
+            # Before the first download, because names in a store become paths here.
             check_names(working, records)
             for name, record in records.items():
                 store.download(f"{prefix}{name}", record, working / name)

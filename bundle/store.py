@@ -89,6 +89,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         os.chmod(working, mode)  # mkstemp gives 0600
         os.replace(working, path)
+    # After Ctrl-C, too, no working file may stay.
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(working)
@@ -98,6 +99,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def link_or_copy(file: Path, target: Path) -> None:
     """Hard-link a file, or copy it if the file system cannot link; raises FileNotFoundError."""
+    # A link to a symbolic link would break with the path that it names.
     file = file.resolve()
     with suppress(OSError):
         os.link(file, target)

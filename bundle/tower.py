@@ -52,6 +52,7 @@ class Tower(FeatureReader):
         self._file = file
         self._session = onnx_session(model, file)
         self._dim = dim
+        # Checked here, because ONNX Runtime names a wrong input only at the first request.
         expected = {name for feature in features for name in feature.inputs}
         inputs = {node.name: node.shape for node in self._session.get_inputs()}
         if set(inputs) != expected:

@@ -298,6 +298,7 @@ def read_tower(model: bytes, dim: int, file: str, *, unit: bool) -> OnnxTower:
             features.append(Feature(name=name, kind="vector", dims=width, missing=None))
             missing_inputs += [f"{name}__missing"] if f"{name}__missing" not in inputs else []
     rng, outputs = np.random.default_rng(0), session.get_outputs()
+    # Two sizes, because a model with a fixed batch runs at one size alone.
     for rows in (3, 2):
         drawn = {name: rng.standard_normal((rows, *node.shape[1:]), dtype=np.float32) for name, node in inputs.items()}
         try:
@@ -339,6 +340,7 @@ def _identity_tower(dim: int, *, unit: bool) -> OnnxTower:
 def _draw_queries(vectors_LD: Float32, counts_L: Int64) -> Float32:
     """Draw label vectors by popularity, without replacement, float32 [C, D]."""
     shares_L = np.exp(log_frequencies(counts_L))
+    # Seeded, so that the same vectors give the same bundle.
     rng, most = np.random.default_rng(0), min(_QUERIES, len(vectors_LD))
     return vectors_LD[np.sort(rng.choice(len(vectors_LD), most, replace=False, p=shares_L / shares_L.sum()))]
 

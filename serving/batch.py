@@ -137,6 +137,7 @@ def answer(
         files = _files(queries, out)
         about = [(Path(file.path).name, *file_version(file)) for file in files]
         manifest = {"release": name, **asdict(table_options), "rows": ROWS, "queries": about}
+        # Compared before the table is read, and written only when the table and the release are fine.
         if (out / _MANIFEST).exists():
             _agree(out, manifest)
         with open_database(memory=MEMORY) as duck:
@@ -301,6 +302,7 @@ def _add(path: Path, content: str) -> bool:
     working = path.parent / f".{path.name}.{uuid4().hex}"
     working.write_text(content, encoding="utf-8")
     try:
+        # A link fails if the file exists, unlike a rename: of several processes exactly one writes it.
         os.link(working, path)
     except FileExistsError:
         return False
@@ -316,6 +318,7 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
     ]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
+    # Without columns, which the answers' file does not hold.
     options = {"k": DEFAULT_K, "display": False, **table_options.options}
     try:
         if table_options.at is not None:
@@ -345,6 +348,7 @@ def _write(
                 values = (retriever.catalogue.get_ids(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
                 lists = [pa.ListArray.from_arrays(offsets, item) for item in values]
                 writer.write_table(pa.table([*rows.select(keep).combine_chunks().columns, *lists], schema=schema))
+        # The name appears with the last byte: a restarted process takes a file that exists for complete.
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
@@ -412,6 +416,7 @@ def _queries(
         features = {name: values[row] for name, values in columns.items()}
         try:
             query = RetrieveQuery.model_validate({**options, "features": features, "history": history})
+            # After the validation, which limits the list of a request; that of a row has no limit.
             query.exclude.extend(_Excluded.model_validate({"exclude": excluded or []}).exclude)
             queries.append(query)
         except ValidationError as error:

@@ -109,6 +109,7 @@ def campaign(
                 counts[query["id"]] += 1
         # A label that lacks queries, and whose list was cut, needs a longer one; full labels need no more of theirs.
         short_ids = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
+        # Growing fast, because every further round searches again from the beginning.
         depth *= 4
     return [(id_, rank, query) for id_ in ids for rank, query in enumerate(chosen[id_], start=1)]
 

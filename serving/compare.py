@@ -149,6 +149,7 @@ def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> floa
     log_factor = math.lgamma(prior) - math.lgamma(prior + sum(units))
     for count, share in pairs:
         log_factor += math.lgamma(prior * share + count) - math.lgamma(prior * share) - count * math.log(share)
+    # exp(710) overflows a float.
     return math.exp(log_factor) if log_factor < 700 else math.inf
 
 

@@ -157,6 +157,7 @@ def export(
             target = str(working).replace("'", "''")
             connection.execute(
                 f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE ({is_kept}) AND {has_ids} "
+                # A total order, so that equal events give an equal file.
                 f"ORDER BY time, answer, label, event) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
             )
         rows = pq.read_metadata(working).num_rows
@@ -202,6 +203,7 @@ def _columns(
     Args:
         sent: names of features that clients sent, the most frequent first.
     """
+    # A feature must not replace a column that training reads.
     reserved = {name.casefold() for name in (*_COLUMNS, label_id)}
     values, used, left_out = dict[str, str](), set(reserved), list[str]()
     if query_id is not None:

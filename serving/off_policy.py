@@ -151,6 +151,7 @@ def estimate(
     if not labels:
         return {"value": value, "low": -math.inf, "high": math.inf}
     scale = math.sqrt(squares / labels)
+    # Never less than as if labels were chosen independently: few hits show no variance yet.
     variance = max(rate.variance, float(chosen_S[counted_S].mean()) * squares)
     reach = scale * boundary(variance / scale**2, alpha) / rate.trials
     return {"value": value, "low": value - reach, "high": value + reach}
@@ -392,6 +393,7 @@ def off_policy(
 
 def estimate_settings(log: ExplorationLog) -> list[dict[str, Any]]:
     """Estimate the figures of every setting; a figure's bounds hold jointly for all λ and looks."""
+    # Divided by two for both bounds, and by the settings, because all hold jointly.
     alpha = ALPHA / (2 * len(log.lambda_G))
     weights_S, answers_U = 1 / log.propensities_S, log.answers_U
     answers = answers_U.sum()

@@ -173,12 +173,14 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
 def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
     spawn = get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
+    # In a process: what a refresh allocates, or a crash in it, ends with the process.
     process = spawn.Process(target=_refresh_once, args=(settings, log_level, sender), daemon=True)
     try:
         process.start()
     except OSError as error:  # not enough memory, or too many processes
         return str(error)
     finally:
+        # The parent's copy would keep the pipe open after the process has ended.
         sender.close()
     while process.is_alive() and not stopped.wait(0.1):
         pass

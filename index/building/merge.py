@@ -55,6 +55,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
             the changes hide every label.
         StoreError, BundleError, OSError: changes or bundle cannot be read, or `out` exists or cannot be written.
     """
+    # Before the work, which may take minutes.
     refuse_existing(out)
     try:
         changes = read_label_changes(log)

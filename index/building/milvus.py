@@ -152,8 +152,10 @@ def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: f
             text = {"max_length": _LONGEST_TEXT} if column.type == "varchar" else {}
             schema.add_field(column.field, types[column.type], **text)
         schema.add_field(column.presence_field, DataType.BOOL)
+    # Rows do not change after the build, so a search need not wait for later writes.
     client.create_collection(record.name, schema=schema, consistency_level="Eventually", timeout=seconds)
     for partition in (HEAD, TAIL) if record.head else ():
+        # A retry after a lost answer finds what the first attempt created.
         if not client.has_partition(record.name, partition, timeout=seconds):
             client.create_partition(record.name, partition, timeout=seconds)
 

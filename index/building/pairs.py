@@ -64,6 +64,7 @@ class NewPairs(NamedTuple):
         Returns:
             The pairs, the ids of their queries, string [Q], and the earlier pairs of these queries.
         """
+        # By query, then time: the last key of `lexsort` counts first.
         order_N = np.lexsort((self.times, self.queries))
         times_N, labels_N = self.times[order_N], np.where(self.of_types > 0, self.labels, to_refusals(self.labels))
         order_P = order_N[(times_N > since) & (times_N <= until)]

@@ -145,6 +145,7 @@ class PriorTable:
             )
         if not 1 <= len(names) <= MAX_PRIORS:
             raise PriorsError(f"{self.path}: expected 1 to {MAX_PRIORS} priors, found {names}")
+        # A refresh keeps the order, because the lists of the index hold these coordinates.
         return names if like is None else [*required]
 
     def _values(self, table: Table, name: str) -> Float64:

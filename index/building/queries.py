@@ -192,6 +192,7 @@ def log_normalisers(
     labels, most = len(noise_L), max(_AT_ONCE, most_scores // len(vectors_QD))
     if labels <= most:
         return _log_sums(bundle, vectors_QD, slice(None), log_weights_LG), 0.0
+    # Half uniform, so that no label has a tiny probability, by which its weight is divided.
     share_L = 0.5 * np.exp(bundle.labels.log_pi.astype(np.float64)) + 0.5 / labels
     share_L /= share_L.sum()
     rows_M, draws_M = np.unique(np.random.default_rng(0).choice(labels, most, p=share_L), return_counts=True)
@@ -205,6 +206,7 @@ def log_normalisers(
 def _log_sums(bundle: Bundle, vectors_QD: Float32, rows_M: slice | np.ndarray, log_weights_MG: Float64) -> Float32:
     """Compute log Σ_y exp(u·v/T + log weight), float32 [Q, G]; one exponential serves all λ."""
     vectors_DM = np.asarray(bundle.embeddings[rows_M]).T / np.float32(bundle.manifest.temperature)
+    # The largest weight and the largest score stay out of the exponentials, which would overflow.
     largest_G = log_weights_MG.max(axis=0)
     weights_MG = np.exp(log_weights_MG - largest_G).astype(np.float32)
     sums_QG, step = np.empty((len(vectors_QD), len(largest_G)), np.float32), 1 + _SCORES_AT_ONCE // len(weights_MG)

@@ -131,6 +131,7 @@ def refresh(
             f"{before.name}: expected a release whose bundle has a forecast or co-occurrence ([prior] or "
             "[cooccurrence] in its recipe), found neither"
         )
+    # The earlier time: a pair that only one of the two terms knows must reach the other.
     begin, rows, newest, answers = min(known_until, default=0.0), pa.table({}), 0.0, pa.table({})
     if columns:
         rows = log(columns[0], begin, begin - _REPEATS) if callable(log) else read_pairs(log, columns[0], progress)
@@ -219,6 +220,7 @@ def _with_forecast(
     bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, ahead: float | None, progress: Progress
 ) -> Bundle:
     """Add later pairs to the forecast, from which log π follows."""
+    # Never back in time: decay over a negative age would enlarge the sums.
     until = max(until, forecast.settings.until)
     pairs = pairs.chosen
     fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until, pairs.of_types, ahead)

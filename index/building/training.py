@@ -104,6 +104,7 @@ def cluster(rows_RE: Float32, lists: int, device: Device) -> Float32:
     """Find the centroids of lists, float32 [lists, E], by k-means over a sample of rows."""
     nearest = _quantizer(lists, rows_RE.shape[1], device)
     clustering = faiss.Clustering(rows_RE.shape[1], lists)
+    # FAISS warns below the minimum, and small catalogues have few rows for each list.
     clustering.niter, clustering.min_points_per_centroid = _ITERATIONS, 1
     clustering.max_points_per_centroid = _TRAINING_ROWS_PER_LIST
     clustering.update_index = not nearest.is_trained  # codes follow the centroids

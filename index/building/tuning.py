@@ -254,6 +254,7 @@ def measure_rates(
     queries_QE = calibration.queries_QE[spread_rows(len(calibration.queries_QE), _TIMED)]
     seconds_SQ = np.full((len(searchers), len(queries_QE)), np.inf)
     for _ in range(_ROUNDS):
+        # In turn for each round, so that other load on the machine slows all kinds alike.
         for i, searcher in enumerate(searchers):
             for query in range(len(queries_QE)):
                 started = clock()

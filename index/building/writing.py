@@ -86,6 +86,7 @@ class ReleaseWriter:
         """Write a release of a bundle with an earlier release's rows, and link its index."""
         self.progress(f"write {self.name} to {self.releases}")
         with atomic_directory(self.releases.root / self.name) as working:
+            # Links take no space, and the release keeps its files when the bundle is deleted.
             _link(bundle.path, working / BUNDLE, (*MANIFESTS, *bundle.manifest.files))
             _link(before.path, working, before.manifest.files)
             update = {

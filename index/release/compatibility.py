@@ -65,6 +65,7 @@ def breaking_changes(before: ClientInputs, after: ClientInputs, dropped: Mapping
                 f"query feature {feature.name!r}: expected as in the published release, found none: every request "
                 "that has it would be refused"
             )
+        # A release may take more types than before: every value that clients send still fits.
         elif not _json_types(feature) <= _json_types(new):
             changes.append(
                 f"query feature {feature.name!r}: expected {feature.expects}, as in the published release, found "

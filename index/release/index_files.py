@@ -80,6 +80,7 @@ def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -
     """Map the priors of a release; `verify` checks every value. Raises ReleaseCorruptError."""
     if not manifest.priors:
         return Priors()
+    # A plain array, because every operation on a `memmap` takes microseconds more.
     values_LP = np.asarray(read_table(root / PRIORS))
     expected = (manifest.labels, len(manifest.priors))
     finite = not verify or bool(np.isfinite(values_LP).all())

@@ -64,6 +64,7 @@ class MilvusCollections:
         """
         self._drop_aliases(self._server, collections)
         names = self._server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
+        # A collection's name has its time; a younger one may belong to a build that still runs.
         old = time.time() - _ABANDONED_SECONDS
         abandoned = [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]
         drop_collections(self._server, [*sorted(set(collections.values())), *abandoned])

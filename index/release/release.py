@@ -126,6 +126,7 @@ def verifying(release: Path, state: Path) -> Iterator[bool]:
     try:
         # The release's directory is the lock of all workers; closing the handle releases it.
         fcntl.flock(handle, fcntl.LOCK_EX)
+        # Links are followed, because a linked table of a bundle may change as well.
         paths = [Path(folder, name) for folder, _, names in os.walk(release, followlinks=True) for name in names]
         files = {str(path): [(stat := path.stat()).st_size, stat.st_ino, stat.st_mtime_ns] for path in paths}
         verified_files, now = None, time.time()
@@ -161,6 +162,7 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
     )
     if manifest.checksum != (checksum := manifest.sealed().checksum):
         raise ReleaseCorruptError(f"{file}: expected checksum {checksum} for its content, found {manifest.checksum!r}")
+    # Answer ids, events and figures hold the name, so a renamed copy would pass for another release.
     if manifest.name != (name or path.name):
         raise ReleaseCorruptError(f"{file}: expected the release {name or path.name!r}, found {manifest.name!r}")
     try:

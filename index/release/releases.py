@@ -244,6 +244,7 @@ class Releases(ABC):
                     f"{name} is not published: expected {instead_of} to be published still, found {pointers.current}"
                 )
             promise = promise or self.promise()
+            # Inside this block a directory's lock keeps a prune from deleting what was just verified.
             release = self.verify(name)
             current = self._current_inputs(pointers.current, force=force)
             lines, unmet = promise.judge_release(release.bundle.manifest, None if current is None else current.manifest)
@@ -258,6 +259,7 @@ class Releases(ABC):
                     unmet=unmet,
                 )
             if release.manifest.collection is not None:
+                # Before the pointer moves, because the server may have lost rows since the build.
                 self.collections().check(release)
             update: dict[str, object] = {"current": name, "forced": name if force else None, "is_held": False}
             if name != pointers.current:
@@ -286,6 +288,7 @@ class Releases(ABC):
             name = history[-1]
             self._refuse_deleted(name, pointers)
             collection = self.verify(name).manifest.collection
+            # Forced, because the older release may lack what clients have begun to send.
             update = {"current": name, "forced": name, "is_held": True, "history": tuple(history)}
             write(pointers.model_copy(update=update))
             if collection is not None:
@@ -388,6 +391,7 @@ class Releases(ABC):
 
     def _existing_history(self, pointers: Pointers) -> list[str]:
         """Get the names published before the current one that still exist, oldest first."""
+        # The last entry is the current release.
         history, names = list(pointers.history[:-1]), set(self.names())
         while history and history[-1] not in names:
             history.pop()

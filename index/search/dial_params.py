@@ -40,11 +40,13 @@ class DialParams:
         self._most_with_derived = reduce(SearchParams.maximum, [point.params for point in measured], most)
         self._depths = sorted({point.k for point in measured})
         self._grids = {k: _Grid(bundle, [point for point in measured if point.k == k]) for k in self._depths}
+        # Most requests share a few dial points, whose corners are then looked up once.
         self._cached_params = lru_cache(_CACHED)(self._compute)
 
     def fix(self, params: SearchParams) -> DialParams:
         """Return a copy that gives every query the same parameters."""
         copied = copy(self)
+        # Without depths no grid is read, so the copy shares the grids and their cache.
         copied._most, copied._most_with_derived, copied._depths = params, params, []
         return copied
 

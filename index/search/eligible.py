@@ -68,6 +68,7 @@ class Eligible:
             return self
         if np.array_equal(self._bits, earlier._bits):
             return earlier
+        # The earlier set lets go of its own predecessor, or all versions would stay in memory.
         self._earlier, earlier._earlier = earlier if earlier._per_list_C is not None else earlier._earlier, None
         return self
 

@@ -44,6 +44,7 @@ class ExactRows:
         # Two products cost less than joining the columns of the rows.
         bundle, embeddings_RD = self._bundle, self._embeddings_LD.take(rows_R, axis=0)
         scores_R: Float32 = embeddings_RD @ query_E[: self._dim]
+        # Embeddings without columns give the added coordinates alone.
         scores_R += bundle.augmentation.rows(embeddings_RD[:, :0], *bundle.columns(rows_R)) @ query_E[self._dim :]
         return scores_R
 

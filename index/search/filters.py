@@ -141,6 +141,7 @@ class Filter:
         return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
 
     def _in_buckets(self, buckets_R: Int8) -> Bools:
+        # Four answers, looked up by bucket, are quicker than `isin` over all rows.
         return np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets or ()))[buckets_R]
 
 

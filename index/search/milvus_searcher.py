@@ -261,6 +261,7 @@ class Collection:
         partitions: list[tuple[list[str] | None, int]] = [(None, min(nprobe, ALL_LISTS))]
         if self.record.head and nprobe < lists:
             partitions = [([HEAD], ALL_LISTS), ([TAIL], nprobe)]
+        # At once, so that the client waits for the slower partition alone.
         futures = [
             client.search(
                 self.record.name,
@@ -336,6 +337,7 @@ class MilvusSearcher(Searcher):
     def __init__(self, bundle: Bundle, collection: Collection, params: SearchParams) -> None:
         self._prepare(bundle)
         self.collection, self.params = collection, params
+        # pymilvus blocks, and a batch with several filters takes a request for each.
         self._pool = ThreadPoolExecutor(_MOST_REQUESTS, "milvus")
 
     @property

@@ -65,6 +65,7 @@ class Circuit:
     def failed(self, began: float) -> None:
         """Count a failed request, unless the request `began` before the circuit opened."""
         with self._lock:
+            # An older request says nothing about the server since, so it must not lengthen the pause.
             if self._failures >= _FAILURES and began <= self._opened_at:
                 return
             self._failures += 1

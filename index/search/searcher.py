@@ -149,6 +149,7 @@ class Searcher:
             QueryError: a wrong shape or type, k < 1, a value that is not finite, or a filter that does not fit.
         """
         self._check(queries_BE, k, filters)
+        # FAISS and `np.concatenate` need at least one row.
         if not len(queries_BE):
             return no_results(0, k)
         if self._scores_all and not any(map(self._is_short, filters or ())):

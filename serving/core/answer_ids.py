@@ -192,6 +192,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         arm=arm,
         restricted=bool(flags & _RESTRICTED),
         codes=codes,
+        # Reversed, so that of two labels with one code the earlier position stays.
         later={code: position for position, code, _ in reversed(later)},
         propensities={position: 2 ** (-propensity / _STEPS) for position, propensity in drawn_positions},
         nonce=nonce,
@@ -200,6 +201,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
 
 def _codes(labels: Sequence[str], nonce: int) -> list[int]:
     """Hash the CRC-32 of each label's id to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
+    # Replaced, because a client may choose a label with a lone surrogate.
     return [(zlib.crc32(label.encode("utf-8", "replace")) * nonce & 0xFFFFFFFF) >> 16 for label in labels]
 
 

@@ -81,6 +81,7 @@ class LabelAttributes:
                 self.kinds[name] = kind
         self._display = display
         self._of_labels = Attributes(self.kinds, len(display), display.column)
+        # Copies with overlays share this cache, which concerns the release's labels alone.
         self._selected = lru_cache(_most_kept(len(display)))(self._select)
         self._rows: OverlayRows | None = None
         self._full_blocks: tuple[_Block, ...] = ()
@@ -95,6 +96,7 @@ class LabelAttributes:
         continued = self._rows is not None and rows.origin is self._rows.origin
         full = list(self._full_blocks) if continued else []
         for begin in range(len(full) * _BLOCK, len(rows) - _BLOCK + 1, _BLOCK):
+            # A full block never changes, so all later overlays share its columns and sets.
             full.append(_Block(self.kinds, self._display, rows.added.display[begin : begin + _BLOCK]))
         rest = rows.added.display[len(full) * _BLOCK :]
         blocks = [*full, _Block(self.kinds, self._display, rest)] if len(rest) else full

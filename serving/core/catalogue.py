@@ -84,6 +84,7 @@ class Catalogue:
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
         """Create a catalogue with an overlay that shares this one's memory."""
+        # The cache of shown labels is shared: a changed label gets a new row.
         catalogue = copy.copy(self)
         catalogue._overlay, catalogue.labels = overlay, overlay.labels
         catalogue.attributes = self.attributes.with_overlay(overlay.rows)
@@ -227,6 +228,7 @@ class Catalogue:
             }
             for row in rows
         ]
+        # A label that was embedded again counts as the row that it replaces, so its exposure goes on.
         counted_N, above_N = rows_N.copy(), rows_N >= first
         catalogue_rows = added.catalogue_rows[rows_N[above_N] - first]
         counted_N[above_N] = np.where(catalogue_rows < 0, rows_N[above_N], catalogue_rows)

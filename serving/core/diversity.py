@@ -101,6 +101,7 @@ def _marginal(
 ) -> Int64:  # fmt: skip
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)
+    # A vector of zeros stays zero instead of NaN.
     vectors_PD = vectors_PD / np.maximum(norms_P, np.finfo(np.float32).tiny)
     # Scores are scaled to [0, 1] over the pool; if all are equal, `spread` is 0, and only the cosines decide.
     spread = float(scores_P[0] - scores_P[pool - 1]) if pool else 0.0

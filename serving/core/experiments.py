@@ -95,6 +95,7 @@ class Experiment(RequestModel):
     def run(self) -> str:
         """Return a name of this run: the experiment's name and a hash of its unit, arms, shares and settings."""
         arms = {name: [arm.share, arm.release, arm.json_settings] for name, arm in self.arms.items()}
+        # Sorted, so that another order of keys in the file begins no new run.
         definition = json.dumps([self._name, self.unit, arms], sort_keys=True, default=str)
         return f"{self._name}-{sha256(definition.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
@@ -132,6 +133,7 @@ class Experiment(RequestModel):
             number = unit_number(unit or name, self._keys[arm_name])
             # The top 53 bits as a double in (0, 1); the half keeps the logarithm finite.
             logarithm = -math.log(((number >> 11) + 0.5) / (1 << 53))
+            # Weighted rendezvous hashing: a changed share moves only the units that it must.
             distances[arm_name] = logarithm / arm_settings.share if arm_settings.share else math.inf
         drawn_arm = min(distances, key=distances.__getitem__)
         if arm is not None and arm not in self.arms:
@@ -162,6 +164,7 @@ class Experiment(RequestModel):
         if not applies:
             return query, answer, None
         fields = query.model_fields_set | options.settings.keys()
+        # Without validation, which the query and the arm's settings have passed already.
         return RetrieveQuery.model_construct(fields, **{**dict(query), **options.settings}), answer, options.release
 
 

@@ -196,6 +196,7 @@ class _Lists:
 
 def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
     """Bisect where labels leave, to a thousandth of the dial."""
+    # A little wider, so that rounding adds no bisection.
     widest = lists.widest_cell / 2**_HALVINGS * (1 + 1e-9)
     while True:
         along_N = lists.along(query_dial, step)

@@ -71,6 +71,7 @@ class Draws:
     def create_generator(self, i: int) -> np.random.Generator:
         """Create the generator of a query; it depends only on the seed and the query's name."""
         name = self.names[i] if self.names else str(i)
+        # Hashed, so that similar names give unrelated draws.
         digest = blake2b(f"{self.lottery.seed}:{name}".encode("utf-8", "replace"), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
 

@@ -155,6 +155,7 @@ def read_choices(
                 f"expected the answer_id of a result of this service, {error}", field=f"events.{i}.answer_id"
             ) from error
         retriever = retriever_of(answer.release)
+        # In the release's spelling, because an answer's id holds codes of exactly this text.
         labels = retriever.catalogue.spelled(event.distinct)
         positions = answer.positions(labels)
         if event.features is not None:
@@ -168,6 +169,7 @@ def read_choices(
             buckets=retriever.catalogue.find_buckets(labels),
             positions=positions,
             bias_removal=answer.bias_removal,
+            # Drawn labels shift the recall, so nothing is promised for such an answer.
             judged_at=(
                 math.nan
                 if answer.restricted or answer.propensities
@@ -189,6 +191,7 @@ def read_choices(
                 propensities=[1.0 if of is None else answer.propensities.get(of, 1.0) for of in positions],
                 answer=answer.name,
                 answered_at=answer.at,
+                # The id holds float32: seven digits turn 0.30000001192 back into 0.3.
                 bias_removal=round(answer.bias_removal, 7),
                 popularity=round(answer.popularity, 7),
                 cooccurrence=round(answer.cooccurrence, 7),

@@ -107,6 +107,7 @@ class ReleaseFetcher:
 
     def _is_alone(self) -> bool:
         """Return whether this process is the one that fetches; the lock ends with the process."""
+        # Tried at every check, so that another process takes over when this one's holder ends.
         if self._lock is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = (self._directory / _LOCK).open("w")
@@ -155,6 +156,7 @@ class ReleaseFetcher:
                 write(after)
         if remote_pointers.current not in local_names:
             return f"{remote_pointers.current}, cannot be fetched, the one before is served", moved
+        # The release before stays, because a rollback may need it at once.
         remote.drop_copies({*names, *remote_pointers.history[-2:]}, remote_pointers.history)
         return None, moved
 

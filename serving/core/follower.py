@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -91,10 +90,7 @@ class ReleaseFollower:
         follow = {"release-follower": self._follow, "label-follower": self._follow_labels}
         if self._fetcher is not None:
             follow["release-fetcher"] = partial(self._follow_store, self._fetcher)
-        self._threads = [
-            threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
-            for name, target in follow.items()
-        ]
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in follow.items()]
 
     def start(self) -> None:
         """Start the threads; returns at once."""
@@ -158,6 +154,7 @@ class ReleaseFollower:
             if self._too_early(name):
                 return
             started = self._clock()
+            # Before the load: a copy that is replaced meanwhile has another inode, and is loaded again.
             directory = self._find_inode(name)
             retriever = self._load(self._releases, name)
             self._service.serve(retriever, forced=now.forced == name)
@@ -188,6 +185,7 @@ class ReleaseFollower:
         name: str | None = None
         try:
             name = self._releases.staged()
+            # Shadow traffic compares with the served release, so a swap begins it again.
             if (name, self._served) == self._staged or self._served is None:
                 return
             retriever = None if name in (None, self._served) else self._load(self._releases, name)
@@ -248,6 +246,7 @@ class ReleaseFollower:
             self.check()
             self.experiments.check()
             self._read_problems()
+            # With or without a release, because /readyz of all workers waits for this.
             self._service.monitoring.slot.end_start()
             self._waking.wait(self._service.settings.poll_seconds)
             self._waking.clear()

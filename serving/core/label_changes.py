@@ -110,8 +110,10 @@ class LabelFollower:
             read = self._store.read_from(self._position)
         finally:
             self._reading_since = None
+        # At the start alone, when nothing waits for the log.
         if self._position is None and read.position is not None and len(read.records) > _LONG_LOG:
             self._shorten(read)
+        # The log was replaced, so that earlier changes may not be in it: apply it to the release as built.
         if read.restarted:
             so_far = LabelChanges().apply(read.records)
             changed = _change_each(retrievers, served, lambda retriever: retriever.rebuilt(so_far.records()))

@@ -68,6 +68,7 @@ class Lifetimes:
             last_i = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
             changed_R = distinct(self._rows_N[min(last_i, i) : max(last_i, i)])
             labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
+        # Without a lock: threads at the same time compute equal spans, and the last one stays.
         span = self._last = Span(begin, end, labels)
         return span
 

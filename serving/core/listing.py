@@ -70,6 +70,7 @@ def _first(
     listing: LabelListing,
 ) -> list[int]:
     """Find the first rows of a page, and one more."""
+    # One more than the page: it shows whether another page follows.
     most, first = listing.limit + 1, list[int]()
     for start in range(0, len(rows_N), _CHUNK):
         rows = overlay.find_served_rows(rows_N[start : start + _CHUNK].astype(np.int64))

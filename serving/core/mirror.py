@@ -164,6 +164,7 @@ class Mirror:
         self._written_at = 0.0
         self._trouble: str | None = None
         self._changing = threading.Lock()
+        # One thread of low priority, so that the mirror never takes a second core from clients.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mirror", initializer=_lower_priority)
 
     def use(self, staged: Retriever | None, current: Retriever | None) -> None:
@@ -175,6 +176,7 @@ class Mirror:
             names = staged.name, current.name
             self.staged, self._current = staged, current
             if (self._counts.staged, self._counts.current) != names:
+                # A restarted worker goes on with the counts of the process before.
                 earlier = StagedCounts.read(self._state / _COUNTS / f"{self._worker}.json")
                 fits = earlier is not None and (earlier.staged, earlier.current) == names
                 self._counts = earlier if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
@@ -267,6 +269,7 @@ def _count_query(
     query: RetrieveQuery, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts
 ) -> None:
     try:
+        # An explanation takes some 40 searches, and no client would see it.
         retrieval = staged.retrieve([query.model_copy(update={"explain": False})])
     except EngineUnavailableError:  # the server is at fault, not the release
         counts.skipped += 1

@@ -56,6 +56,7 @@ class _Arrays:
         """Append rows behind the last; earlier views stay valid."""
         begin, self.length = self.length, self.length + len(more["ids"])
         if self.length > len(self.columns["ids"]):
+            # Twice the size, so that adding labels one by one copies each row a few times at most.
             room = (2 * self.length,)
             self.columns = {name: _resized(column, begin, *room) for name, column in self.columns.items()}
         for name, column in self.columns.items():
@@ -114,6 +115,7 @@ class OverlayRows:
         if not len(self):  # `NO_OVERLAY_ROWS` lacks the columns of this release
             return OverlayRows.create(more, augmented_BE)
         arrays, columns = self.origin, _collect_columns(more, augmented_BE)
+        # A copy, because running requests still read the old overlay's.
         in_use_M = np.append(self.in_use_M, np.ones(len(more), np.bool_))
         in_use_M[np.array(retired, np.int64)] = False
         count = self.count - len(retired) + len(more)
@@ -456,6 +458,7 @@ class OverlaySearcher:
         self._first = first
         self._rows_ME = rows.augmented_ME
         self._buckets_M: Int8 = rows.added.buckets
+        # Usually no row is retired, and searches then skip the mask.
         self._in_use_M: Bools | None = None if rows.count == len(rows) else rows.in_use_M
 
     def search(

@@ -252,6 +252,7 @@ class SearchQueue(Generic[Work, Result]):
         """Answer batches until the queue is closed."""
         use_one_openmp_thread()
         while batch := self._take_batch():
+            # Works with equal keys have equal `run`.
             now, run = perf_counter(), batch[0][0].run
             works, waited = [work for _, _, work in batch], [now - job.since for job, _, _ in batch]
             results: list[Result | Exception] = []
@@ -266,6 +267,7 @@ class SearchQueue(Generic[Work, Result]):
             with self._changed:
                 self._running -= 1
                 self._changed.notify()
+            # Without the lock, because a gauge may be a moment old.
             self._set_depth(self._waiting.queries)
             # RuntimeError: the loop is closed, so no caller waits any more.
             with suppress(RuntimeError):
@@ -309,7 +311,9 @@ class SearchQueue(Generic[Work, Result]):
                 fits = fits and max(turn / cost.queries, labels / max(1, queries)) <= _LARGEST_SHARED
                 if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
+                # Virtual time is the start of the turn being served: a new client begins there [Goyal et al. 1996].
                 self._time = max(self._time, start)
+                # Charged at once: the client's next turn comes after others have cost as much.
                 client.start, client.order = start + _LABELS_A_QUERY * cost.queries + turn, next(self._order)
                 client.turns += 1
                 job.pieces.popleft()

@@ -43,6 +43,7 @@ class Boost(NamedTuple):
         """Return ω·c of label rows, float32 [R]; 0 for other labels than `rows_C`."""
         if not self.rows_C.size:
             return np.zeros(len(rows_R), np.float32)
+        # Clipped, because a row beyond the last has no position; the comparison below discards it.
         positions_R = np.minimum(np.searchsorted(self.rows_C, rows_R), len(self.rows_C) - 1)
         return np.where(self.rows_C[positions_R] == rows_R, self.values_C[positions_R], np.float32(0))
 

@@ -103,6 +103,7 @@ class ResolvedQuery(NamedTuple):
         Raises:
             InvalidRequestError: the release does not support an option; the error names it.
         """
+        # No error: clients do not know how many labels a release has.
         k = min(options.k, catalogue.labels)
         filter_, unknown_exclude, unknown_allow = None, 0, 0
         restricts = options.filter or options.allow is not None or options.buckets is not None
@@ -114,6 +115,7 @@ class ResolvedQuery(NamedTuple):
             )
             filter_ = Filter(
                 exclude=exclude if len(exclude) else None,
+                # An empty list allows no label, which is not the same as no list.
                 allow=None if options.allow is None else allow,
                 buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
                 selection=selection,

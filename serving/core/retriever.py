@@ -157,6 +157,7 @@ class Retriever:
             return self
         at = lifetimes.now() if at is None else at
         view = self._view
+        # Two threads may create the same view; both are equal, and the last one stays.
         if view is None or not view[0].begin <= at < view[0].end:
             view = self._view = self._create_view(at, self._lifetimes)
         return view[1]
@@ -234,6 +235,7 @@ class Retriever:
     def check_compatible(self, before: Retriever) -> None:
         """Raise UnservableReleaseError if clients of `before` would lose something."""
         skipped, row_of = self.overlay.skipped, self.catalogue.row_of
+        # A label that the new release was built with is not lost, even if its change is skipped.
         dropped = {
             id_: why
             for id_, why in skipped.items()
@@ -319,6 +321,7 @@ class Retriever:
             for i in unknown:
                 resolved[i], bases[i] = self._by_popularity(resolved[i])
         retrieval = self._rank(self._by_query, resolved, vectors_BD, inputs, draws, started, bias_B)
+        # The promise holds for answers that leave out what the evaluation left out.
         default = None, self.manifest.exclude_history
         for i, (query, of_query, basis) in enumerate(zip(queries, resolved, bases, strict=True)):
             is_plain = of_query.represents and not of_query.explore and query.exclude_history in default
@@ -401,6 +404,7 @@ class Retriever:
 
     def check_features(self, features: Features, items: str) -> None:
         """Check the features that this release reads; raises InvalidRequestError about the first of `items`."""
+        # Other features are recorded for training, so they are no error here.
         read = {feature.name for feature in self.encoder.features}
         with serving_errors(items):
             self.encoder.read([{name: value for name, value in features.items() if name in read}])
@@ -514,6 +518,7 @@ class Retriever:
         query, end = retrieval.queries[i], retrieval.ends_B[i]
         scores_K = retrieval.unshifted_B[i]
         rows_K = retrieval.answered_rows_N[end - len(scores_K) : end]
+        # The batch has k = 0, as every query has its own.
         batch = retrieval.batch.subset(np.array([i]))._replace(k=query.k)
         parts = parts_of_scores(
             self.catalogue,
@@ -629,6 +634,7 @@ class Retriever:
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
             cooccurrence_B=cooccurrence_B,
+            # Set by `retrieve`; nothing is promised for similar labels.
             judged_at_B=np.full(len(queries), np.nan, np.float32),
             rows_N=labels.rows_N,
             scores_N=scores_N,

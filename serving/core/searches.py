@@ -124,8 +124,10 @@ class Searches:
         self._settings, self._monitoring, self._events = settings, monitoring, events
         self._keys, self._now, self._mirror, self._find_release = keys, now, mirror, find_release
         self.experiment: Experiment | None = None
+        # A seed of this process, so that no client can foresee a draw.
         self._lottery, self._most_labels = Lottery(), settings.max_total_k
         self.queue: SearchQueue[Any, Any] = SearchQueue(
+            # A GPU index serves one search at a time, and a second thread would only wait.
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=_WINDOW_SECONDS,
             max_batch=settings.max_batch,
@@ -185,6 +187,7 @@ class Searches:
             except UnknownReleaseError:  # the arm's release was unloaded just now
                 in_arm, answer = query, replace(answer, counted=False)
             assigned.append((in_arm, answer))
+            # By release, because a search runs in one release.
             groups[by_arm].append(position)
 
         async def answer_group(by_arm: Retriever, positions: list[int]) -> tuple[str, list[Any]]:
@@ -284,6 +287,7 @@ class Searches:
             )
             if pieces[0].counts is not None:
                 steps = [(explanation, _STEP) for part in pieces for explanation in part.explanations]
+                # Counting takes a turn as well: it belongs in a search thread, not in the event loop.
                 if pieces[0].counts:
                     steps.append((_run_all(pieces[0].counts), Cost(1)))
                 for step, cost in steps:
@@ -465,6 +469,7 @@ def _estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) ->
 
 async def delay_refusal(monitoring: Monitoring, error: ServingError) -> None:
     """Count a refused or late request; delay refusals."""
+    # A late request has waited long enough, so only refusals are delayed.
     if isinstance(error, TimedOutError):
         monitoring.count("timeouts")
     else:

@@ -91,6 +91,7 @@ class Service:
         seconds = settings.request_seconds
         self._writer, self._changer = (
             BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=use_one_openmp_thread)
+            # Both search or embed: organic feedback is answered, and labels are embedded.
             for name in ("write", "labels")
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
@@ -182,6 +183,7 @@ class Service:
                     changed.name, ", ".join(map(repr, sorted(lacking))),
                 )  # fmt: skip
             others = [loaded for loaded in self._loaded.values() if loaded.name != changed.name]
+            # Not below 0, where a slice would count from the end.
             previous = others[max(0, len(others) - self.settings.keep_releases) :]
             self._loaded, self.current = {retriever.name: retriever for retriever in (*previous, changed)}, changed
             # Few requests name a replaced release, so its caches are dropped.
@@ -198,6 +200,7 @@ class Service:
     def stage(self, retriever: Retriever | None) -> None:
         """Send shadow traffic to a release; None ends shadow traffic."""
         with self._changing:
+            # First: if the changes cannot be applied, the release before must not stay staged.
             self.mirror.use(None, None)
             if retriever is not None:
                 self.mirror.use(self._changes.apply_changes(retriever), self.current)
@@ -254,6 +257,7 @@ class Service:
                 self._read_changes()  # of other workers, on which those of this request build
                 retriever = self.retriever()
                 records = change(retriever)
+                # Written first and then read back, so that all workers apply the changes in one order.
                 self._changes.append(records, self._loaded.values())
                 self._read_changes()
                 self.monitoring.count("dropped", self._events.offer([_label_event(record) for record in records]))
@@ -336,6 +340,7 @@ class Service:
             try:
                 return await read()
             except InvalidRequestError as error:
+                # Another worker may have made a new key, which this one has not read yet.
                 if getattr(error.__cause__, "reason", "") != "forged":
                     raise
                 await self.read(self.keys.refresh)

@@ -65,6 +65,7 @@ class TreeRanker(Ranker):
         self._buckets_L = bundle.labels.buckets
         self._tree = proposal
         self._hidden = hidden
+        # Only without hidden labels does the whole tree serve queries without a filter.
         self._trees: dict[frozenset[int] | None, Proposal] = {} if hidden.size else {None: proposal}
         # Bounds |z| so that a sum of `depth` log-sigmoids of w·z stays far inside float32.
         self._largest_z = _LARGEST_LOG_P / max(1.0, proposal.largest_step)

@@ -73,6 +73,7 @@ class FolderEvents:
         count_dropped: CountDropped = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        # Private, because events hold what users chose.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.newest = _newest(folder)
         self._folder = folder
@@ -85,6 +86,7 @@ class FolderEvents:
         self._segment: Segment | None = None
         self._trouble: str | None = None
         self._closing, self._ended, self._all_written = threading.Event(), threading.Event(), threading.Event()
+        # Two threads: converting a segment takes seconds, which no acknowledgement should wait for.
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._write_all, "events"), (self._tidy_all, "events-tidy"))
@@ -132,6 +134,7 @@ class FolderEvents:
 
     def _next(self) -> list[_Waiting]:
         waiting: list[_Waiting] = []
+        # All events that wait are written together, with one fsync.
         with suppress(Empty):
             waiting.append(self._queue.get(timeout=_TICK_SECONDS))
             while True:
@@ -240,6 +243,7 @@ class Segment:
                 break
             os.close(self._file)  # before the lock, another process took it for an abandoned segment and deleted it
         self._size = 0
+        # The file's name must be on disk before an event in it is acknowledged.
         fsync_path(folder)
 
     def write(self, lines: bytes, *, sync: bool) -> None:
@@ -247,6 +251,7 @@ class Segment:
         try:
             written = 0
             while written < len(lines):
+                # A disk that is nearly full may take only a part.
                 written += os.write(self._file, memoryview(lines)[written:])
             if sync:
                 os.fsync(self._file)
@@ -280,6 +285,7 @@ def finish_segment(path: Path) -> None:
         if not path.exists():  # another process converted it before this one got the lock
             return
         content = file.read()
+        # A killed process leaves half a line at most, which was never acknowledged.
         table, damaged = read_lines(content[: content.rfind(b"\n") + 1])
         if damaged:
             aside = path.with_suffix(DAMAGED)
@@ -315,6 +321,7 @@ def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
 def _parse(lines: bytes) -> pa.Table:
     lines.decode()  # raises for invalid UTF-8, which Arrow accepts but readers of Parquet do not
     options = pa.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
+    # One block, because Arrow refuses an event that is longer than a block.
     read = pa.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
     return pa.json.read_json(BytesIO(lines), read, options).select(SCHEMA.names)
 

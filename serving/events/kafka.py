@@ -43,6 +43,7 @@ def parse_kafka(url: str) -> tuple[dict[str, str], str]:
     if match is None:
         public_text = re.split(r"[^\w.:/,\[\]-]", address)[0]  # a setting may follow without ?
         raise ValueError(f"expected kafka://HOST:PORT/TOPIC, received {describe(public_text)}")
+    # Idempotent, so that librdkafka's own retries store no event twice.
     settings = {"bootstrap.servers": match[1], "enable.idempotence": "true", "acks": "all"}
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
@@ -78,8 +79,10 @@ class KafkaEvents:
             "socket.timeout.ms": int(1000 * seconds),  # bounds the delay that silent brokers cause
             "socket.connection.setup.timeout.ms": int(1000 * seconds),
             "reconnect.backoff.max.ms": 1000,
+            # Bounds memory while no broker answers.
             "queue.buffering.max.messages": 100_000,
             "queue.buffering.max.kbytes": 65_536,
+            # The operator's settings win over those above.
             **settings,
             "logger": self._log,
         }

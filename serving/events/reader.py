@@ -69,6 +69,7 @@ def open_events(folder: Path, since: float = 0.0, until: float = _FOREVER) -> It
         for stem, content in contents.items():
             if stem not in finished:
                 tables.append(read_lines(content[: content.rfind(b"\n") + 1])[0])
+        # Times are cast to dates, which must not depend on the machine's zone.
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET enable_progress_bar = false")
         connection.register("unfinished", pa.concat_tables(tables))

@@ -79,6 +79,7 @@ def create_app(
         exception_handlers={ServingError: answer_serving_error, HTTPException: answer_routing_error},
         lifespan=lifespan,
     )
+    # A label's id may end in a slash, and a redirect would name another label.
     app.router.redirect_slashes = False
     app.state.service, app.state.follower, app.state.keys = service, follower, keys
     return app
@@ -93,6 +94,7 @@ def _open_monitoring(settings: Settings, slot: WorkerSlot) -> Monitoring:
             routes=[route.path for route in routes],
             groups=settings.groups,
             queue_limit=settings.queue_limit,
+            # Besides the earlier releases, the current and the staged one answer.
             releases=settings.keep_releases + 2,
         )
     except OSError as error:

@@ -51,6 +51,7 @@ class Keys:
         with self._reading:
             try:
                 digests = self._read()
+                # A file that was emptied by mistake must not open the service to all.
                 if any(self._digests) and not any(digests):
                     raise ValueError("expected at least one key, as before, found none; without keys all may do all")
             except (ValueError, OSError) as error:

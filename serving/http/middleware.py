@@ -127,6 +127,7 @@ class RequestMiddleware:
                 app, unrouted = serving_error(id_, error), REFUSED_ROUTE
             await app(scope, receive, send_with_headers)
         except ClientDisconnect:
+            # No client gets this status: it tells those who hung up from errors in the figures.
             status = status or _CLIENT_CLOSED_REQUEST
         # The last place to handle an error: the client gets an answer, and the log gets the cause.
         except Exception:

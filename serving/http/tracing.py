@@ -57,6 +57,7 @@ class Tracing:
         sampled = random() < self._share if caller is None else int(caller[1], 16) & _SAMPLED
         if not sampled or route in _UNTRACED:
             return
+        # The span is made at the end, when the route is known, and dated back.
         ended, context = time.time_ns(), self._root
         if caller is not None:
             sent = {"traceparent": caller[0], "tracestate": headers.get(_STATE, b"")}

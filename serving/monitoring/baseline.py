@@ -150,6 +150,7 @@ class Promises:
     ) -> None:
         self.default, self.is_complete = default, is_complete
 
+        # Clients choose λ, so the number of cached promises needs a bound.
         @lru_cache(1024)
         def measure(step: int) -> AnswerBaseline | None:
             if step == round(_STEPS_PER_UNIT * default.bias_removal):

@@ -150,10 +150,12 @@ class Counters:
         if row is None:
             i, self._next = self._next, (self._next + 1) % ROWS
             evicted, counts = (_numbers(table) for table in (self._file["evicted"], self._table["counts"][i : i + 1]))
+            # The totals of /metrics must not fall when a row is used again.
             if _is_valid(counts)[0]:
                 self._file["evicted"] = (evicted + counts).view(COUNTS)[:, 0]
             self._table[i] = np.zeros((), _ROW)
             self._table["release"][i] = release.encode()
+            # Last, because other processes take a row with a minute for a complete one.
             self._table["minute"][i] = minute
             row = self._open_rows[release] = self._table["counts"][i]
         return row
@@ -302,6 +304,7 @@ class ExposedLabels:
         self._last_L[rows_N] = minute
         day = minute // MINUTES
         answers = self._days[day % 2]
+        # The first answer of a day clears what the day before yesterday left.
         if answers[0] != day:
             answers[:] = 0
             answers[0] = day

@@ -126,6 +126,7 @@ class Monitoring(Collector):
         self._most_releases = releases
         self._clock = clock
         self._counters = Counters(self._root, self.slot.worker)
+        # `_lock` comes last: the others may be held when it is taken, never the other way round.
         self._begin_lock, self._report_lock, self._lock, self._flushing = (threading.Lock() for _ in range(4))
         self._requests = deque[tuple[str, int, float]]()
         self._searches = deque[AnsweredBatch]()
@@ -141,6 +142,7 @@ class Monitoring(Collector):
         self._file_errors: dict[str, str] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        # A scrape reaches one process of several, whose memory and CPU would pass for all.
         if self.slot.workers.workers == 1:
             ProcessCollector(registry=self._registry)
 
@@ -158,6 +160,7 @@ class Monitoring(Collector):
         self.flush()
         with self._begin_lock:
             counted = _CountedRelease(release, ExposedLabels(self._root, release, buckets_L), promises)
+            # Earlier releases stay: requests that began with them still end.
             others = [other for other in self._releases.values() if other.name != release]
             self._releases = {other.name: other for other in (*others[1 - self._most_releases :], counted)}
             offline = offline or OfflineFigures()
@@ -184,6 +187,7 @@ class Monitoring(Collector):
             with self._lock:
                 self._counters.totals["previews"][status // 100 - 2] += 1
             return
+        # Appending to a deque needs no lock, and `flush` counts many at once.
         self._requests.append((route, status, seconds))
         if len(self._requests) >= _MOST_WAITING:
             self.flush()
@@ -370,6 +374,7 @@ class Monitoring(Collector):
 
     def set_trouble(self, signal: Signal, sentence: str | None) -> None:
         """Set a problem's sentence for the verdict; None: solved."""
+        # A new dictionary each time, because a report may read the old one in another thread.
         troubles = self._troubles | {signal: sentence}
         self._troubles = {name: text for name, text in troubles.items() if text is not None}
 

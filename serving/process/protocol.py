@@ -63,6 +63,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         joined = self._end + data
         if _OFFER.search(joined):
             data = _OFFER.sub(lambda offer: offer[0][:-1] + b"_", joined)[len(self._end) :]
+        # One byte less than the pattern, which two reads may cut.
         self._end = joined[-7:]
         super().data_received(data)
         if self._head_bytes > _MOST_HEAD_BYTES:
@@ -100,6 +101,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
+        # The framing between two parts of a body counts, the parts do not.
         self._head_bytes = 0
         super().on_body(body)
 
@@ -135,6 +137,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Close, with an error unless an answer is under way."""
         if not self._answering and not self.transport.is_closing():
             id_ = f"{random_bits(128):032x}"
+            # Written by hand below, because uvicorn answers only requests that it has parsed.
             response = error_response(id_, status, kind, message)
             headers = [*response.raw_headers, *HEADERS, NO_CONTENT, (b"x-request-id", id_.encode())]
             fields = b"".join(b"%b: %b\r\n" % field for field in [*headers, (b"connection", b"close")])

@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
         first = not self._service.draining
         self._service.drain()
         if first and sig == signal.SIGTERM:
+            # A thread's timer, because a signal handler runs outside of the event loop.
             timer = Timer(self._service.settings.drain_seconds, self._leave)
             timer.daemon = True
             timer.start()
@@ -97,6 +98,7 @@ class Server(uvicorn.Server):
         if self._terminal.closed:
             self.handle_exit(signal.SIGTERM, frame)
         else:
+            # In a thread: the disk may be slow, and a handler must not hold up the loop.
             Thread(target=self._app.state.keys.read_again, daemon=True).start()
 
     def _leave(self) -> None:
@@ -158,6 +160,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
         access_log=False,
         log_config=None,
         server_header=False,
+        # A client must not choose its own address, by which the queue is shared.
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=settings.keep_alive_seconds,

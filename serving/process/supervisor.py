@@ -60,6 +60,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
         self._settings, self._listener, self._log_level = settings, listener, log_level
+        # Not `fork`, which copies locks of threads that do not exist in the child.
         self._spawn = get_context("spawn")
         self._board = Workers(settings.workers, self._spawn.RawArray("q", Workers.count_cells(settings.workers)))
         for worker in range(settings.workers):
@@ -128,6 +129,7 @@ class Supervisor:
             self._failed = True
             self._stop(signal.SIGTERM)
             return
+        # The exponent is bounded, because a float overflows after 1,024 doublings.
         pause = min(_PAUSE_SECONDS * 2.0 ** min(max(0, self._short_lives - 1), 30), _LONGEST_PAUSE_SECONDS)
         self._due[worker] = time.monotonic() + pause
         logger.error(
@@ -174,6 +176,7 @@ def _stop_with_parent(parent: Connection) -> None:
 
 def _listen(settings: Settings) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+    # A restart must not wait for connections of the service before to time out.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
