@@ -169,6 +169,7 @@ class PromiseVerdict:
     def is_kept(self) -> bool:
         """Return whether the value keeps the promise; its interval does not matter."""
         value = self.figure.value
+        # A figure of 0.1 that was computed another way must not break a promise of 0.1.
         return value >= self.bound - _ROUNDING if self.sign == ">=" else value <= self.bound + _ROUNDING
 
     @property

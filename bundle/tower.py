@@ -97,6 +97,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
+    # Errors alone: warnings about a model's graph say nothing to an operator.
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])

@@ -103,6 +103,7 @@ class Calibration:
     def measure_labels(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
         """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
+        # With ties a search may return more of these labels than the exact answers hold.
         hits_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
         shape = len(self.dial_points), -1
         expected, hit_count = expected_Q.reshape(shape).sum(axis=1), hits_Q.reshape(shape).sum(axis=1)

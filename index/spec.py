@@ -69,6 +69,7 @@ class IndexSpec:
         if self.text != "auto" or labels <= FLAT_UP_TO:
             return [replace(self, text=self.kind(labels))]
         kinds: list[Kind] = ["ivf_flat"]
+        # A GPU cannot search the kinds that store codes.
         if self.device == "cpu":
             kinds.append("ivf_sq")
             if labels >= _FASTSCAN_LEAST_LABELS:

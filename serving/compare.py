@@ -176,6 +176,7 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
     Raises:
         StateError: events that cannot be read.
     """
+    # Before `oldest` events were deleted, and an answer without its choices would count as a failure.
     oldest, (since, until) = kept_since(folder), window
     cut, since = oldest > since, max(oldest, since)
     with open_events(folder, since, until) as connection:

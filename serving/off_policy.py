@@ -281,6 +281,7 @@ def _rebuild_query(
         row[CANDIDATES] = candidates
         try:
             query = RetrieveQuery.model_validate({**options, "features": json.loads(row["features"]), "display": False})
+            # The limits of λ are an interval, so its ends speak for all values.
             for end in (min(lambdas), max(lambdas)):
                 retriever.check_options(query.model_copy(update={"bias_removal": end}))
             return query

@@ -182,6 +182,7 @@ def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
     finally:
         # The parent's copy would keep the pipe open after the process has ended.
         sender.close()
+    # Looked at in turns, because a stop must not wait for the refresh.
     while process.is_alive() and not stopped.wait(0.1):
         pass
     if process.is_alive():

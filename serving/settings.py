@@ -228,6 +228,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of settings, in order of precedence; raises ValueError or OSError."""
+        # First, because a misspelt LONGTAIL_API_KEYS would leave the service without keys.
         _refuse_misspelt()
         file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})

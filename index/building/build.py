@@ -80,6 +80,7 @@ def build(
     (path, registered), target = bundle_path(bundle), open_releases(releases)
     spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     priors = priors if isinstance(priors, PriorSpec) else PriorSpec(priors)
+    # Without towers, whose files are linked into the release unread.
     loaded = Bundle.load(path, towers=False)
     name = free_name(target, name, loaded.manifest.name)
     if filterable is not None:

@@ -85,6 +85,7 @@ class FilteredTrial:
         labels = len(self._rows_LE)
         count = max(1, round(selectivity * labels))
         products_L = self._rows_LE @ self._one_E
+        # Seeded, so that two builds measure the same labels.
         yield "random", np.sort(np.random.default_rng(count).choice(labels, count, replace=False))
         yield "near", np.sort(np.argpartition(-products_L, count - 1)[:count])
         yield "rare", np.sort(self._by_popularity_L[:count])

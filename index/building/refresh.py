@@ -149,6 +149,7 @@ def refresh(
         )
     if options.changes is not None:
         bundle = _with_added(bundle, options.changes, progress)
+    # Then only co-occurrence has changed, which the index does not hold.
     keeps_rows = bundle is before.bundle and forecast is None and not len(answers)
     until = newest if options.until is None else options.until
     if has_pairs or is_seasonal:

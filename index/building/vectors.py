@@ -130,6 +130,7 @@ class VectorFiles:
 
     def _counts(self, table: Table) -> Float64:
         counts = self._numbers(table, self.count)
+        # Beyond 2⁵³ float64 skips whole numbers.
         is_count = (counts >= 0) & (counts == np.floor(counts)) & (counts <= 2**53)
         if not is_count.all():
             row = int(np.argmin(is_count))

@@ -251,6 +251,7 @@ class Retriever:
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
+        # The earlier view lacks the changes.
         self._available, self._view = None, None
         self._set_rankers(overlay.searcher, overlay.hidden)
 

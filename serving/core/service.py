@@ -321,10 +321,7 @@ class Service:
         self.monitoring.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float, client: str | None) -> list[Choice]:
-        """Check answer ids, again with fresh keys if forged.
-
-        Another replica may have created a key in the meantime.
-        """
+        """Check answer ids, again with fresh keys if forged."""
 
         def read_here() -> list[Choice]:
             oldest = now - _ANSWER_ID_SECONDS
@@ -340,7 +337,7 @@ class Service:
             try:
                 return await read()
             except InvalidRequestError as error:
-                # Another worker may have made a new key, which this one has not read yet.
+                # Another worker or replica may have made a new key, which this one has not read yet.
                 if getattr(error.__cause__, "reason", "") != "forged":
                     raise
                 await self.read(self.keys.refresh)

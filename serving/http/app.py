@@ -69,6 +69,7 @@ def create_app(
         yield
         if retriever is None:
             follower.stop()
+        # After the follower, which may still hand over a release.
         service.close()
         if tracing is not None:
             tracing.close()

@@ -75,6 +75,7 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys, tracing: Tracing | None = None) -> None:
         self._app = app
+        # Apart, so that requests without gzip do not pass through it.
         self._compressing = GZipMiddleware(app, _COMPRESSED_FROM_BYTES, _COMPRESSION_LEVEL)
         self._service = service
         self._keys = keys
@@ -132,6 +133,7 @@ class RequestMiddleware:
         # The last place to handle an error: the client gets an answer, and the log gets the cause.
         except Exception:
             logger.exception("request %s: %s %r failed", id_, method, scope["path"])
+            # The answer has begun, so the server can only close the connection.
             if status:
                 raise
             failed = error_response(id_, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", _INTERNAL)

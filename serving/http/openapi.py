@@ -70,6 +70,7 @@ def documentation() -> list[BaseRoute]:
         swagger_css_url=f"{_ASSETS}/swagger-ui.css",
         swagger_favicon_url=f"{_ASSETS}/favicon.png",
     )
+    # The policy allows Swagger's inline script by its hash.
     scripts = [
         f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
         for script in _INLINE.findall(bytes(page.body))

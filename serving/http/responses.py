@@ -69,6 +69,7 @@ def error_response(id_: str, status: int, kind: str, message: str, field: str | 
 
 def serving_error(id_: str, error: ServingError) -> Response:
     """Create the response to a service error; raises the error if clients may not see it."""
+    # An error for the operator becomes a 500 without its text.
     if type(error) not in _ERRORS:
         raise error
     status, kind, headers = _ERRORS[type(error)]
@@ -93,6 +94,7 @@ async def answer_routing_error(request: Request, error: Exception) -> Response:
     if status == HTTPStatus.NOT_FOUND:
         kind, message = "unknown_route", f"expected one of the routes that /docs lists, received {path}"
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The middleware answers HEAD like GET, which Starlette does not know.
         headers["Allow"] = headers["Allow"].replace("GET", "GET, HEAD")
         kind, message = "wrong_method", f"expected {headers['Allow']} for {path}, received {request.method}"
     response = error_response(request.state.request_id, status, kind, message)

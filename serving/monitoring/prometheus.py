@@ -126,6 +126,7 @@ def collect_counters(
     for name, (text, labels, bounds) in _HISTOGRAMS.items():
         histograms = np.reshape(values[name], (-1, len(bounds) + 2))
         yield _histogram(name, text, [*labels], bounds, zip(product(*labels.values()), histograms, strict=True))
+    # Zeros from the first scrape on, because Prometheus misses the first increase of a new series.
     absent = np.zeros(ROUTE_CELLS)
     by_route: _Rows = {(route,): labelled.get(("route", route), absent) for route in routes}
     by_group: _Rows = {

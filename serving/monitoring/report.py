@@ -63,6 +63,7 @@ def make_report(
             },
             "requests": {
                 "count": int(counts["requests"]),
+                # A release that is younger than the window has had less time.
                 "per_second": float(counts["requests"] / max(timestamp - max(begin, 60 * first_minute), 1.0)),
                 "p50_ms": latency_ms(counts["latency"], 0.5),
                 "p99_ms": latency_ms(counts["latency"], 0.99),
@@ -174,6 +175,7 @@ def _series(rows: npt.NDArray[np.void], timestamp: float) -> dict[str, Any]:
     newest = int(timestamp // 60)
     names: dict[int, str] = {}
     drifts: dict[int, float | None] = {}
+    # Ascending, so that the release with most traffic names a minute last.
     for row in rows[np.argsort(rows["counts"]["queries"] + rows["counts"]["requests"], kind="stable")]:
         minute, name = int(row["minute"]), row["release"].decode("ascii", "replace")
         names[minute] = name
@@ -227,6 +229,7 @@ def latency_ms(bins: Counts, quantile: float) -> float | None:
         return 0.1 * inside
     if cell == LATENCY_BINS - 1:
         return 10_000.0
+    # The bins have one width on a logarithmic scale, so the quantile is interpolated there.
     low, high = np.log(LATENCY_EDGES[cell - 1 : cell + 1])
     return float(np.exp(low + inside * (high - low)) * 1000)
 

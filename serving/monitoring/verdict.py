@@ -327,6 +327,7 @@ def _judge_share(
     elif off and not _LESS < ratio < _MORE:
         severity = "watch"
     elif not off and not _is_decisive(share, promised, queries):
+        # By two digits, so that the cache of this long computation is hit.
         return _too_few("share_drift", bucket, window, queries, _count_decisive(float(f"{promised:.2g}")))
     times = f", {ratio:.1f} times as much" if ratio >= 1 else f", {100 * ratio:.0f} % of it"
     sentence = (
@@ -400,6 +401,7 @@ def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enou
     counted = f"{queries or 'no'} {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
     what = f"{bucket}'s share" if bucket else "the scores"
     if enough is not None:
+        # As many queries were not enough here, so more than these must come.
         enough = max(enough, 2 * queries) if enough <= queries else enough
         digit = 10 ** max(len(str(enough)) - 2, 0)
         enough = math.ceil(enough / digit) * digit

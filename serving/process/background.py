@@ -39,6 +39,7 @@ class BackgroundServer:
         self._server = uvicorn.Server(uvicorn.Config(app, ws="none", access_log=False, log_config=None))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self._thread.start()
+        # A thread that has ended could not start the server.
         while not self._server.started and self._thread.is_alive():
             time.sleep(_LOOK_SECONDS)
 
