@@ -68,22 +68,18 @@ class Dials:
     total: Popularity | None
     """Limits of λ + μ; None where λ and μ have separate coordinates."""
     tree: bool
-    priors: tuple[Prior, ...]
+    priors: Priors
     defaults_P: Float32
     """Default weight of every prior."""
-    query_defaults_P: Float32
-    """Default weight of every prior for queries, which answer ids leave out."""
     cooccurrence: Popularity | None
     """Limits of ω; None without such a term."""
 
     @classmethod
     def create_for_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of queries; all defaults are the release's."""
-        dial, defaults_P = manifest.bias_removal, priors.defaults
+        dial = manifest.bias_removal
         total = dial if manifest.kappa_popularity is None and not tree else None
-        return cls(
-            dial, manifest.popularity, total, tree, priors.settings, defaults_P, defaults_P, manifest.cooccurrence
-        )
+        return cls(dial, manifest.popularity, total, tree, priors, priors.defaults, manifest.cooccurrence)
 
     @classmethod
     def create_for_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
@@ -102,14 +98,7 @@ class Dials:
             dial = dial.model_copy(update=limits)
         defaults_P = np.array([np.clip(0, limits.minimum, limits.maximum) for limits in priors.settings], np.float32)
         total = dial if manifest.kappa_popularity is None else None
-        return cls(
-            dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weight[0] if weight else None
-        )
-
-    @cached_property
-    def table(self) -> int:
-        """Count the priors of a table, which come first."""
-        return sum(prior.source == "table" for prior in self.priors)
+        return cls(dial, prior, total, False, priors, defaults_P, weight[0] if weight else None)
 
     @cached_property
     def defaults(self) -> Weights:
@@ -151,8 +140,9 @@ class Dials:
 
     def _weights(self, noise: float, prior: float, omega: float, priors_P: Float32, shift: float) -> Weights:
         # Answer ids stay short: most releases have many bonuses, which few requests set.
-        others_are_default = np.array_equal(priors_P[self.table :], self.query_defaults_P[self.table :])
-        signed = tuple(priors_P[: self.table if others_are_default else None].tolist())
+        table = len(self.priors.from_table)
+        others_are_default = np.array_equal(priors_P[table:], self.priors.defaults[table:])
+        signed = tuple(priors_P[: table if others_are_default else None].tolist())
         judged_at = self.find_judged_dial(noise, prior, omega, signed)
         return Weights(noise, prior, omega, priors_P, shift, bool(priors_P.any()), signed, judged_at)
 
@@ -192,7 +182,7 @@ class Dials:
         if priors:
             defaults += self.defaults_P.tolist()
         weights = [cooccurrence, *priors]
-        if len(priors) not in (self.table, len(self.priors)) or any(
+        if len(priors) not in (len(self.priors.from_table), len(self.defaults_P)) or any(
             abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=False)
         ):
             return math.nan
@@ -212,11 +202,11 @@ class Dials:
         if options.decay is not None:
             groups["decay"] = {options.decay.column: options.decay.per_day(f"{prefix}decay.half_life")}
         for group, weights in groups.items():
-            index_of = {prior.key: i for i, prior in enumerate(self.priors) if prior.group == group}
+            index_of = {prior.key: i for i, prior in enumerate(self.priors.settings) if prior.group == group}
             for name, weight in weights.items():
                 if name not in index_of:
                     raise _unknown_prior(group, name, list(index_of), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
-                prior = self.priors[index_of[name]]
+                prior = self.priors.settings[index_of[name]]
                 # The shortest half-life gives the largest weight only up to rounding.
                 fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
                 if group == "decay" and options.decay is not None:
