@@ -29,8 +29,9 @@ from longtail.bundle.ids import find_rows, repeated_ids
 from longtail.bundle.one_line import one_line
 from longtail.bundle.priors import EXPOSED, ExposureState
 from longtail.index.errors import PriorsError
-from longtail.tables import DataError, as_source, find_files
+from longtail.tables import DataError, as_source, find_files, is_query
 from longtail.tables.database import OpenedFile, open_database
+from longtail.tables.queries import rename_files
 from longtail.tables.table import Table, id_expression, read_table
 from longtail.tables.values import double, is_nothing, is_text, to_number, type_name
 
@@ -224,7 +225,7 @@ class PriorSpec:
     def load(cls, source: str) -> Self:
         """Read a TOML file whose keys are these fields, or take a table alone; raises PriorsError.
 
-        The path of a table is relative to the file.
+        The path of a table, also one in a query, is relative to the file.
         """
         if not source.endswith(".toml"):
             return cls(as_source(source))
@@ -240,6 +241,8 @@ class PriorSpec:
             return spec
         table = spec.table if isinstance(spec.table, PriorTable) else PriorTable(spec.table)
         file = as_source(table.path)
+        if is_query(file):
+            file = rename_files(str(file), lambda inner: path.parent / inner)
         return replace(spec, table=replace(table, path=path.parent / file if isinstance(file, Path) else file))
 
     def read(self, bundle: Bundle, progress: Callable[[str], None] = lambda _: None) -> Priors:

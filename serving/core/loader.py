@@ -44,9 +44,9 @@ def load_release(
     filterable = release.manifest.filterable
     with serving_errors("queries"):
         retriever = _create_retriever(release, max_new_labels=max_new_labels, filterable=filterable)
-        retriever.promises = _measure_promises(retriever.view_at())
-        if release.queries is not None:
+        if release.queries is not None:  # before the first view, which later requests share
             retriever.query_index = _create_retriever(release.queries)
+        retriever.promises = _measure_promises(retriever.view_at())
     if filterable:  # declared columns will be filtered by; others may never be
         retriever.catalogue.attributes.read_columns(filterable)
     # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.

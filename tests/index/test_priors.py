@@ -248,6 +248,10 @@ weight = { minimum = -0.1, maximum = 0.1 }
         Exposure("7d", Limits(-1, 0, -0.3)),
     )
     assert PriorSpec.load("s3://bucket/t.parquet") == PriorSpec("s3://bucket/t.parquet")
+    (tmp_path / "priors.toml").write_text("table = \"SELECT * FROM 'margins.parquet'\"")
+    table = PriorSpec.load(str(tmp_path / "priors.toml")).table
+    assert isinstance(table, PriorTable)
+    assert str(tmp_path / "margins.parquet") in str(table.path)
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq"])
