@@ -11,19 +11,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"(?ms)^( *)```(\w+)\n(.*?)^ *```$")
-_NAMED = re.compile(r"(?:write|save it as)\s+`([\w./]+)`", re.IGNORECASE)
-_SERVE = re.compile(r"(?m)^(longtail-serve run [^\n&#]*)&?[^\n]*$")
-# A service is ready before the next line is typed, and ends with the shell.
+_NAMED = re.compile(r"(write|save it as|add to)\s+`([\w./]+)`", re.IGNORECASE)
+_SERVE = re.compile(r"(?m)^((?:\w+=\S+ (?:\\\n *)?)*longtail-serve run [^\n&#]*)&?[^\n]*$")
+# A service is ready before the next line is typed, and ends with the shell or before another starts.
 _PRELUDE = """\
 set -e
 trap 'status=$?; kill $service 2>/dev/null || true; wait; exit $status' EXIT
-ready() {{ until curl -sf localhost:{port}/readyz >/dev/null; do kill -0 $service; sleep 0.2; done; }}
+export LONGTAIL_PORT={port} LONGTAIL_DRAIN_SECONDS=0
+stop() {{ if [ "$service" ]; then kill $service; wait $service || true; fi; }}
+curl() {{ command curl --fail-with-body --retry 3 --retry-all-errors "$@"; }}
+ready() {{ until command curl -sf localhost:{port}/readyz >/dev/null; do kill -0 $service; sleep 0.2; done; }}
 """
 
 
 def blocks(language: str, text: str) -> list[str]:
     """The blocks of one language, without their indent."""
     return [re.sub(rf"(?m)^{indent}", "", body) for indent, name, body in _BLOCK.findall(text) if name == language]
+
+
+def typed_lines(language: str, body: str) -> str:
+    """Return what a reader types of a block: a shell block, or the lines after `$` of a block with output."""
+    if language in ("console", "text"):
+        return "".join(re.findall(r"(?m)^\$ ((?:.*\\\n)*.*\n)", body))
+    return body if language in ("sh", "bash") else ""
 
 
 def section(text: str, heading: str) -> str:
@@ -40,11 +50,12 @@ def script(text: str, port: int, *, written: bool = True) -> str:
         named = _NAMED.search(text[: block.start()].rstrip().rpartition("\n\n")[2])
         if language in ("toml", "python") and named:
             if written:
-                lines.append(f"cat > {named[1]} <<'END_OF_FILE'\n{body}END_OF_FILE\n")
+                arrow = ">>" if named[1].lower() == "add to" else ">"
+                lines.append(f"cat {arrow} {named[2]} <<'END_OF_FILE'\n{body}END_OF_FILE\n")
         elif language == "python":
             lines.append(f"python - <<'END_OF_FILE'\n{body}END_OF_FILE\n")
-        elif language == "sh":
-            lines.append(_SERVE.sub(r"\1&\nservice=$!\nready", body))
+        else:
+            lines.append(_SERVE.sub(r"stop\n\1&\nservice=$!\nready", typed_lines(language, body)))
     return "".join(lines).replace("8000", str(port))
 
 

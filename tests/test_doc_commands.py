@@ -1,31 +1,36 @@
-"""Commands and requests on every page would be accepted: options and arguments parse, bodies validate, files exist."""
+"""Requests on every page are answered, and commands run; commands that cannot run here parse, and their files exist."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
+import sys
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
+import boto3
+import duckdb
+import httpx2 as httpx
 import pytest
-from pydantic import BaseModel, ValidationError
 from typer.main import get_command
 
 from longtail.index.cli import app as index_app
+from longtail.serving import Settings, create_app
 from longtail.serving.cli import app as serve_app
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
-from longtail.serving.http.schemas import labels, monitoring, retrieval
 from longtail.trainer.audit.cli import app as audit_app
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
-from tests.pages import ROOT, blocks
+from tests.pages import ROOT, blocks, script, typed, typed_lines
+from tests.serving.client import open_client
+from tests.serving.process import free_port, until
 from tests.test_docs import PROJECT, targets, tracked
+from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 PROGRAMS = {
     "longtail-train": train_app, "longtail-audit": audit_app, "longtail-index": index_app, "longtail-serve": serve_app,
@@ -35,10 +40,38 @@ OTHER_PROGRAMS = {
     "tar", "$EDITOR",
 }  # fmt: skip
 OPENAPI = json.loads((ROOT / "serving/openapi.json").read_text())
-BODIES = vars(labels) | vars(monitoring) | vars(retrieval)
 ANSWER_KEYS = {key for schema in OPENAPI["components"]["schemas"].values() for key in schema.get("properties", ())}
 PAGES = [path for path in tracked(".md") if not path.name.startswith("CHANGELOG")]
 FENCE = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$")
+INCLUDED = re.compile(r"(?ms)^<!-- (?:include|api|http): .*?^<!-- end -->$")
+ANSWER_ID = "AW3tuwhrl1igygAAAD8A…"
+QUICK = (
+    "--set", "training.epochs=2", "--set", "training.refit=false", "--set", "model.temperature=0.3",
+    "--set", 'evaluation.baselines=["popularity"]', "--set", "evaluation.bias_removal=[0,0.5,1]",
+    "--set", 'cooccurrence.kinds=["walk"]',
+)  # fmt: skip
+NOT_RUN = {
+    "git clone": "tests/test_readme.py installs",
+    "pip install": "tests/test_readme.py installs",
+    "-m venv": "tests/test_readme.py installs",
+    "make demo": "downloads MovieLens",
+    "longtail-train data": "downloads MovieLens",
+    "benchmarks": "downloads data sets, or takes hours",
+    "examples/": "TFRS and PyTorch are in environments of their own: tests/tfrs, tests/torch",
+    "runs/tfrs": "made with TFRS",
+    "runs/torch": "made with PyTorch",
+    "run releases/torch": "made with PyTorch",
+    "queries.npy": "made with RecBole or RecTools",
+    "KERAS_BACKEND=jax": "a GPU",
+    "--device gpu": "a GPU",
+    "--coordinator": "several hosts: tests/trainer/test_devices.py",
+    "postgresql://": "a PostgreSQL server: tests/end_to_end/test_replicas.py",
+    "milvus": "a Milvus server: tests/end_to_end/test_milvus.py",
+    "SEARCH_THREADS": "a Milvus server",
+    "kafka": "a Kafka broker: tests/end_to_end/test_kafka.py",
+    "docker": "Docker",
+}
+"""Commands that hold these words only parse, for this reason."""
 
 
 def statements(text: str) -> Iterator[list[str]]:
@@ -62,11 +95,8 @@ def statements(text: str) -> Iterator[list[str]]:
 def commands(text: str) -> Iterator[tuple[bool, list[str]]]:
     """The commands of a page's blocks, and those in its sentences, which may lack arguments: (is_complete, words)."""
     for _, language, body in FENCE.findall(text):
-        if language in ("console", "text"):
-            body = "".join(re.findall(r"(?m)^\$ ((?:.*\\\n)*.*\n)", body))
-        if language in ("sh", "bash", "console", "text"):
-            for words in statements(body):
-                yield True, words
+        for words in statements(typed_lines(language, body)):
+            yield True, words
     starts = "|".join([*PROGRAMS, "make(?! -)", "pip", "pipx", "uv", "python", "curl", "pytest"])
     for span in re.findall(rf"`((?:[A-Z_]+=\S+ )?(?:{starts})\s[^`]+)`", FENCE.sub("", text)):
         for words in statements(re.sub(r"\s+", " ", span)):
@@ -87,38 +117,11 @@ def check_options(program: str, words: list[str], *, is_complete: bool) -> None:
     assert {word for word in words if word.startswith("--")} <= option_names
 
 
-def check_request(words: list[str]) -> None:
-    method, body, url, headers, options = "", None, "", [], iter(words)
-    for word in options:
-        if word == "-X":
-            method = next(options)
-        elif word == "-H":
-            headers.append(next(options).lower())
-        elif word == "-d":
-            body = next(options)
-        elif not word.startswith("-"):
-            url = word
-    parts = urlsplit(url if "//" in url else f"//{url}")
-    (operations,) = (
-        operations
-        for path, operations in OPENAPI["paths"].items()
-        if re.fullmatch(re.sub(r"{\w+}", r"(?!delete|restore)[^/]+", path), parts.path)
-    )
-    operation = operations[(method or ("GET" if body is None else "POST")).lower()]
-    assert set(parse_qs(parts.query)) <= {parameter["name"] for parameter in operation.get("parameters", ())}
-    if body is not None:
-        assert "content-type: application/json" in headers
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        BODIES[schema.rpartition("/")[2]].model_validate_json(body)
-
-
 def check_command(words: list[str], *, is_complete: bool) -> None:
     program, *words = words
     program = re.sub(r"^(?:\.venv[\w-]*/bin/)?(python|pip)3?$", r"\1", program)
     if program in PROGRAMS:
         check_options(program, words, is_complete=is_complete)
-    elif program == "curl":
-        check_request(words)
     elif program == "make":
         variables = set(re.findall(r"[A-Z]\w+", (ROOT / "Makefile").read_text()))
         assert {word.partition("=")[0] for word in words if "/" not in word} <= targets() | variables
@@ -142,45 +145,165 @@ def check_command(words: list[str], *, is_complete: bool) -> None:
         assert program in OTHER_PROGRAMS, program
 
 
-def check_json(text: str) -> None:
-    """Check a request, or some options of one."""
-    values = json.loads(text)
-    candidates: list[tuple[type[BaseModel], dict[str, Any]]] = [
-        (retrieval.RetrieveRequest, {"queries": [{"features": {}} | values]}),
-        (retrieval.RetrieveRequest, {"queries": [{"features": {}}]} | values),
-        (retrieval.SimilarRequest, {"id": "p7"} | values),
-        (retrieval.QueriesRequest, {"id": "p7"} | values),
-    ]
-    errors = []
-    for model, body in candidates:
-        try:
-            model.model_validate_json(json.dumps(body))
-        except ValidationError as error:
-            errors.append(error)
-    of_request = {key for model in (RetrieveQuery, SimilarQuery) for key in model.model_fields}
-    assert len(errors) < len(candidates) or (not of_request & {*values} and {*values} <= ANSWER_KEYS), errors[0]
-
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_and_requests_of_a_page_would_be_accepted(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_a_page_parse(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = path.read_text()
-    checks = [(words, partial(check_command, words, is_complete=is_complete)) for is_complete, words in commands(text)]
-    if path.parent in (ROOT, ROOT / "docs"):
-        json_texts = [
-            body for _, language, body in FENCE.findall(text) if language == "json" and body.startswith('{"queries"')
-        ]
-        json_texts += [f"{{{option}}}" for option in re.findall(r'`("\w+": (?!\[?[A-Z])[^`…]+)`', FENCE.sub("", text))]
-        checks += [([value], partial(check_json, value)) for value in json_texts]
     wrong = []
-    for words, check in checks:
+    for is_complete, words in commands(path.read_text()):
         try:
-            check()
+            if words[0] != "curl":
+                check_command(words, is_complete=is_complete)
         except Exception as error:
             wrong.append(f"{shlex.join(words)}: {type(error).__name__} {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def make_shop(folder: Path) -> None:
+    """Copy the shop with README's recipe, and its clicks and products as an export has them, with bad rows."""
+    shutil.copytree(ROOT / "examples/shop", folder / "shop")
+    (folder / "shop/recipe.toml").write_text(blocks("toml", (ROOT / "README.md").read_text())[0])
+    duckdb.sql(f"COPY (FROM '{folder}/shop/products.parquet') TO '{folder}/products.csv'")
+    duckdb.sql(f"""COPY (
+        SELECT if(i % 240 = 73, 'undefined', user_id) AS user_id, product_id, if(i % 6, 'view', 'purchase') AS event,
+            if(i % 300 = 60, '0000-00-00 00:00:00', clicked_at::TEXT) AS clicked_at, '' AS note
+        FROM (SELECT *, row_number() OVER () AS i FROM '{folder}/shop/clicks.parquet')) TO '{folder}/clicks.csv'""")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of the shop's service, with the release that the page of promises builds."""
+    folder, page = tmp_path_factory.mktemp("requests"), (ROOT / "docs/promises.md").read_text()
+    make_shop(folder)
+    (folder / "shop/priors.toml").write_text(blocks("toml", page)[0])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        for program, *words in statements(blocks("sh", page)[0]):
+            if words[0] != "run":
+                options = QUICK if words[0] == "fit" else ()
+                get_command(PROGRAMS[program]).main([*words[:2], *options, *words[2:]], standalone_mode=False)
+    with open_client(create_app(Settings(releases=folder / "releases/shop"))) as opened:
+        until(lambda: opened.get("/readyz").status_code == 200)
+        yield opened
+
+
+def curls(text: str) -> Iterator[list[str]]:
+    return (words[1:] for _, words in commands(text) if words[0] == "curl")
+
+
+def json_texts(text: str) -> list[str]:
+    """Return bodies of /v1/retrieve, and options in sentences as objects."""
+    sentences = FENCE.sub("", text)
+    return [
+        *(body for _, language, body in FENCE.findall(text) if language == "json" and body.startswith('{"queries"')),
+        *(f"{{{option}}}" for option in re.findall(r'`("\w+": (?!\[?[A-Z])[^`…]+)`', sentences)),
+        *re.findall(r'`(\{"(?:id|bucket|display)": (?:(?!features)[^`…])+\})`', sentences),
+    ]
+
+
+def send_curl(client: httpx.Client, words: list[str]) -> httpx.Response:
+    method, body, url, headers, options = "", None, "", [], iter(words)
+    for word in options:
+        if word == "-X":
+            method = next(options)
+        elif word == "-H":
+            headers.append(next(options).split(": ", 1))
+        elif word == "-d":
+            body = next(options)
+        elif not word.startswith("-"):
+            url = word.removeprefix("localhost:8000")
+    return client.request(method or ("GET" if body is None else "POST"), url, content=body, headers=dict(headers))
+
+
+def send_json(client: httpx.Client, text: str) -> list[httpx.Response]:
+    """Send a body, or some options in each body that may have them."""
+    values, query = json.loads(text), {"features": {"user_id": "u42"}}
+    bodies = [
+        ("retrieve", {"queries": [query]} | values), ("retrieve", {"queries": [query | values]}),
+        ("retrieve", {"queries": [query | {"at_least": values}]}),
+        ("retrieve", {"queries": [query | {"at_least": [values]}]}),
+        ("similar", {"id": "p7"} | values), ("queries", {"id": "p7"} | values),
+        ("labels", {"labels": [{"id": "p7"} | values]}),
+    ]  # fmt: skip
+    return [
+        client.request("PATCH" if route == "labels" else "POST", f"/v1/{route}", json=body)
+        for route, body in bodies[: 1 if "queries" in values else None]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
+@pytest.mark.parametrize("path", [path for path in PAGES if path.stem != "vectors"], ids=lambda path: path.stem)
+def test_requests_of_a_page_are_answered(path: Path, client: httpx.Client) -> None:
+    """The nightly tests have a staged release for the operator's tutorial, and one of vectors for their page."""
+    text, wrong = path.read_text(), []
+    if ANSWER_ID in text:
+        (result,) = client.post("/v1/retrieve", json={"queries": [{"features": {}}]}).json()["results"]
+        text = text.replace(ANSWER_ID, result["answer_id"])
+    for words in curls(text):
+        response = send_curl(client, words)
+        if response.status_code != (404 if response.url.path.endswith("/staged") else 200):
+            wrong.append(f"{shlex.join(words)}: {response.text}")
+    of_request = {key for model in (RetrieveQuery, SimilarQuery) for key in model.model_fields}
+    for body in json_texts(text):
+        responses, keys = send_json(client, body), {*json.loads(body)}
+        of_answer = not of_request & keys and keys <= ANSWER_KEYS
+        if not of_answer and all(response.status_code != 200 for response in responses):
+            wrong.append(f"{body}: {responses[0].text} {responses[-1].text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def keep_runnable(block: re.Match[str]) -> str:
+    indent, language, body = block.groups()
+    lines = re.findall(r"(?m)^(?:.*\\\n)*.*\n", body)  # with their continuations
+    runnable_lines = [line for line in lines if not any(word in line for word in NOT_RUN)]
+    return f"{indent}```{language}\n{''.join(runnable_lines)}{indent}```"
+
+
+def page_script(path: Path, port: int) -> str:
+    """Return what a reader types of a page and can run here, with short trainings and a service for its requests."""
+    text = INCLUDED.sub("", path.read_text()).replace(f'"answer_id": "{ANSWER_ID}", ', "")
+    text = FENCE.sub(keep_runnable, text).replace("/var/lib/longtail", "state")
+    if "\ncurl " in text and "longtail-serve run" not in text:
+        text = f"```sh\nlongtail-serve run releases/shop &\n```\n\n{text}"
+    lines = script(f"```sh\nsource .venv/bin/activate\n```\n\n{text}", port)
+    lines = re.sub(r"(?ms)^python - <<.*?^END_OF_FILE\n", "", lines)
+    lines = re.sub(r"longtail-train (?:fit|tune) \S+", lambda start: f"{start[0]} {shlex.join(QUICK)}", lines)
+    return re.sub(r"longtail-train tune \S+", r"\g<0> --set tune.trials=2", lines)
+
+
+def count_commands(text: str) -> int:
+    return len(re.findall(r"(?m)^(?:\w+=\S+ (?:\\\n *)?)*longtail-", text))
+
+
+TUTORIALS = {"tutorial_engineer", "tutorial_operator", "tutorial_researcher"}
+"""tests/test_tutorials.py runs them, and tests/test_readme.py README."""
+RUN = [
+    path for path in PAGES
+    if path.parent == ROOT / "docs" and path.stem not in TUTORIALS and count_commands(page_script(path, 0))
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shop's bundle and release, as README makes them, and a state."""
+    folder = tmp_path_factory.mktemp("shop")
+    make_shop(folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    lines = "longtail-index build runs/shop --releases releases/shop --publish\nlongtail-serve run releases/shop &\n"
+    train = f"longtail-train fit shop/recipe.toml --out runs/shop {shlex.join(QUICK)}\n"
+    typed(script(f"```sh\nsource .venv/bin/activate\n{train}{lines}```\n", free_port()), folder)
+    return folder
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+def test_commands_of_a_page_run(path: Path, served_shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3.client("s3").create_bucket(Bucket="shop")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    shutil.copytree(served_shop, tmp_path / "reader", symlinks=True)
+    typed(page_script(path, free_port()), tmp_path / "reader")
 
 
 def merge(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -203,4 +326,8 @@ def test_parts_of_recipes_on_a_page_are_valid_in_a_recipe(path: Path) -> None:
 
 
 def test_pages_have_commands() -> None:
-    assert sum(is_complete for path in PAGES for is_complete, _ in commands(path.read_text())) > 150
+    texts = [path.read_text() for path in PAGES]
+    assert sum(is_complete for text in texts for is_complete, _ in commands(text)) > 150
+    assert sum(len([*curls(text), *json_texts(text)]) for text in texts) >= 70
+    assert sum(count_commands(page_script(path, 0)) for path in RUN) >= 38
+    assert [word for word in NOT_RUN if not any(word in text for text in texts)] == []
