@@ -89,8 +89,9 @@ class VectorOptions:
     ] = None
     similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot"
     temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0
-    tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None
-    label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None
+    tower: Annotated[
+        list[Path] | None, typer.Option(metavar="ONNX", help="Query tower of float inputs, then the label tower.")
+    ] = None
     pairs: Annotated[
         str | None,
         typer.Option(metavar="LOG", help="Log of choices: query id, `label_id`, optional `time`; adds co-occurrence."),
@@ -100,14 +101,18 @@ class VectorOptions:
         """Create the description of the files."""
         if self.similarity not in SIMILARITIES:
             raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {self.similarity!r}")
+        towers = self.tower or []
+        if len(towers) > 2:
+            raise LongtailIndexError(f"--tower: expected the query tower, then the label tower, received {len(towers)}")
+        query_tower, label_tower = [*towers, None, None][:2]
         return VectorFiles(
             as_source(labels),
             vectors=self.vectors,
             queries=None if self.queries is None else as_source(self.queries),
             similarity=self.similarity,
             temperature=self.temperature,
-            query_tower=self.tower,
-            label_tower=self.label_tower,
+            query_tower=query_tower,
+            label_tower=label_tower,
             pairs=None if self.pairs is None else as_source(self.pairs),
         )
 

@@ -179,7 +179,7 @@ def checked(model: type[Options], values: Mapping[str, Any]) -> Options:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise BatchError(f"--options: {': '.join(filter(None, explain(error, model, ELSEWHERE)))}") from error
+        raise BatchError(f"--set: {': '.join(filter(None, explain(error, model, ELSEWHERE)))}") from error
 
 
 def _files(queries: Path | str, out: Path) -> list[DataFile]:
@@ -221,7 +221,7 @@ def _read(
         if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
             raise BatchError(f"{source}: column {name!r}: expected lists of label ids, found {type_name(kind)}")
     if reserved := [name for name in _columns_to_keep(table, table_options) if name in _ANSWERS]:
-        raise BatchError(f"{source}: column {reserved[0]!r}: expected other names than the answers' own; see --keep")
+        raise BatchError(f"{source}: column {reserved[0]!r}: expected other names than the answers' own: rename it")
     table.find_types([name for name in table.kinds if name not in lists])
     if absent := [name for name in expected if name not in table.kinds]:
         say(f"{source}: no column {', '.join(map(repr, absent))}: queries are answered as without these features")
@@ -258,7 +258,7 @@ def _loaded(releases: Releases, name: str, options: Mapping[str, Any]) -> Retrie
     try:
         retriever.check_options(RetrieveQuery.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:
-        raise BatchError(f"--options: {error.field}: {error.message}") from error
+        raise BatchError(f"--set: {error.field}: {error.message}") from error
     return retriever
 
 
@@ -317,7 +317,7 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
         name for name in ("features", "vector", "explore", "explain", "history") if name in table_options.options
     ]
     if refused:
-        raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
+        raise BatchError(f"--set: expected options of all queries alike, received {refused[0]}")
     # Without columns, which the answers' file does not hold.
     options = {"k": DEFAULT_K, "display": False, **table_options.options}
     try:

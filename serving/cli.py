@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from time import time
@@ -58,10 +57,11 @@ SourceArgument = Annotated[
         envvar="LONGTAIL_RELEASES",
     ),
 ]  # fmt: skip
-KOption = Annotated[int | None, typer.Option(min=1, help="Most results of each row (default: 100, or all of fewer).")]
-OptionsOption = Annotated[
-    str,
-    typer.Option(metavar="JSON", help="Options of every row, as POST /v1/retrieve (or /v1/queries) takes them."),
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Option of every row, as POST /v1/retrieve (or /v1/queries) takes it: k=50."
+    ),
 ]
 
 
@@ -119,9 +119,6 @@ class ColumnOptions:
     history: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lists of labels that the query chose, the latest last.")
     ] = None
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -132,15 +129,6 @@ class LabelOptions:
         str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
     ] = None
     state: StateOption = None
-
-
-class LogLevel(StrEnum):
-    """Lowest level of logged messages."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
 
 
 @app.command(epilog="Example: longtail-serve run releases --port 8000")
@@ -158,8 +146,6 @@ def run(
     refresh: Annotated[
         str | None, typer.Option(metavar="SPAN", help="Refresh forecast and co-occurrence so often, such as 1h.")
     ] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
 ) -> None:
     """Serve the current release, and follow CURRENT.
 
@@ -175,7 +161,6 @@ def run(
         state=state,
         workers=workers,
         refresh=refresh,
-        insecure=insecure,
     )
     if isinstance(settings.releases, Path) and not settings.releases.is_dir():
         raise typer.BadParameter(
@@ -189,7 +174,7 @@ def run(
                     f"expected a directory that longtail-index publishes to, found {what} at {settings.releases}",
                     param_hint="RELEASES",
                 )
-    logs.configure(log_level)
+    logs.configure(settings.log_level)
     if settings.insecure and not any(settings.read_keys()):
         logger.warning("insecure: no keys, so whoever reaches %s may ask, change labels and reload", settings.host)
     if isinstance(settings.releases, Path) and not (settings.releases / CURRENT).exists():
@@ -197,7 +182,7 @@ def run(
     if unknown := no_settings(os.environ):
         logger.warning("%s: no setting of this service, and not read", ", ".join(unknown))
     hold_hangups()
-    serve(settings, log_level)
+    serve(settings)
 
 
 @app.command(epilog="Example: longtail-serve check releases/shop-2")
@@ -290,7 +275,10 @@ def off_policy(
         list[float] | None, typer.Option(metavar="λ", help="Other λ (default: those of the offline curve, or tenths).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also the report as a page of HTML; needs matplotlib.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also the report as JSON, .json, or as a page, .html, which needs matplotlib."
+        ),
     ] = None,
     event: Annotated[str | None, typer.Option(metavar="NAME", help="Count these choices alone: purchase, …")] = None,
     unit: Annotated[
@@ -298,13 +286,14 @@ def off_policy(
     ] = None,
     recorded: RecordedEvents,
     state: StateOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Estimate what other λ would bring, off-policy.
 
     The evidence is answers that explored; the report says where the evidence is too thin.
     """
-    if out is not None and find_spec("matplotlib") is None:
+    if out is not None and out.suffix not in (".html", ".json"):
+        raise typer.BadParameter(f"expected a file that ends in .html or .json, received {out}", param_hint="--out")
+    if out is not None and out.suffix == ".html" and find_spec("matplotlib") is None:
         raise typer.BadParameter(
             "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
         )
@@ -313,22 +302,23 @@ def off_policy(
         root, recorded.folder(root, state), recorded.window(), at or (),
         release=release, state=_read_state(state), event=event, unit=unit,
     )  # fmt: skip
-    if out is not None:
+    if out is not None and out.suffix == ".json":
+        out.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8")
+    elif out is not None:
         from longtail.serving.off_policy_page import html_report  # the service does without matplotlib
 
         out.write_bytes(html_report(report))
-    for line in [json.dumps(report, ensure_ascii=False)] if json_ else lines_of_off_policy(report):
+    for line in lines_of_off_policy(report):
         print(line)
 
 
-@app.command(epilog="Example: longtail-serve batch releases users.parquet --out answers --k 50")
+@app.command(epilog="Example: longtail-serve batch releases users.parquet --out answers --set k=50")
 def batch(
     releases: SourceArgument,
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; created if missing.")],
-    k: KOption = None,
-    options: OptionsOption = "{}",
+    set_: SetOption = None,
     columns: ColumnOptions,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
@@ -339,7 +329,7 @@ def batch(
     share, _, shares = shard.partition("/")
     if not (share.isdecimal() and shares.isdecimal() and int(share) < int(shares)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, labels.at)
+    table_options = TableOptions(_read_options(set_), columns.exclude, history=columns.history, at=labels.at)
     root, release = find_release(releases)
     answer(
         root, as_source(queries), out, table_options, release=release, state=_read_state(labels.state),
@@ -357,15 +347,14 @@ def invert_table(
     labels: Annotated[str, typer.Argument(help="Table of labels: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="New file: .parquet, .csv or .jsonl.")],
-    k: KOption = None,
-    options: OptionsOption = "{}",
+    set_: SetOption = None,
     max_per_query: Annotated[int | None, typer.Option(min=1, help="Most labels that one query gets.")] = None,
     state: StateOption = None,
 ) -> None:
     """Write the best known queries of each label of a table."""
     root, release = find_release(releases)
     rows = invert(
-        root, as_source(labels), out, _read_options(options, k), max_per_query=max_per_query, release=release,
+        root, as_source(labels), out, _read_options(set_), max_per_query=max_per_query, release=release,
         state=_read_state(state),
     )  # fmt: skip
     print(f"{out}: {rows:,} rows")
@@ -396,15 +385,18 @@ def _settings(**shared_options: Any) -> Settings:
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
 
 
-def _read_options(text: str, k: int | None) -> dict[str, Any]:
-    """Parse `--options`, with `--k` unless they have it."""
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"expected a JSON object, received {text}: {error}", param_hint="--options") from None
-    if not isinstance(options, dict):
-        raise typer.BadParameter(f"expected a JSON object, received {text}", param_hint="--options")
-    return options if k is None else {"k": k, **options}
+def _read_options(settings: list[str] | None) -> dict[str, Any]:
+    """Parse `--set KEY=VALUE`; a value is JSON, or else text."""
+    options: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise typer.BadParameter(f"expected KEY=VALUE, received {setting!r}", param_hint="--set")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
 
 
 def _read_state(state: str | None) -> StateLocation | None:

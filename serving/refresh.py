@@ -80,14 +80,14 @@ others that are."""
 
 
 @contextmanager
-def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
+def refreshing(settings: Settings) -> Iterator[None]:
     """Refresh the served release every `settings.refresh` inside the block."""
     _write_problem(settings, None)  # what a service said that was stopped, also where this one does not refresh
     if settings.refresh is None:
         yield
         return
     stopped = Event()
-    follower = Thread(target=_refresh_until, args=(stopped, settings, log_level), daemon=True)
+    follower = Thread(target=_refresh_until, args=(stopped, settings), daemon=True)
     follower.start()
     try:
         yield
@@ -146,7 +146,7 @@ def refresh(settings: Settings) -> str:
     return name
 
 
-def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
+def _refresh_until(stopped: Event, settings: Settings) -> None:
     """Refresh after every interval, in a new process."""
     assert settings.refresh is not None
     failures, before, problem = 0, time.time(), None
@@ -154,7 +154,7 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
         last_problem = problem
         if _is_held(settings):
             failures, problem = 0, _ROLLED_BACK
-        elif (failure := _attempt(stopped, settings, log_level)) is None:
+        elif (failure := _attempt(stopped, settings)) is None:
             failures, before, problem = 0, time.time(), None
         else:
             failures += 1
@@ -170,11 +170,11 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
                 logger.warning(_ROLLED_BACK)
 
 
-def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
+def _attempt(stopped: Event, settings: Settings) -> str | None:
     spawn = get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     # In a process: what a refresh allocates, or a crash in it, ends with the process.
-    process = spawn.Process(target=_refresh_once, args=(settings, log_level, sender), daemon=True)
+    process = spawn.Process(target=_refresh_once, args=(settings, sender), daemon=True)
     try:
         process.start()
     except OSError as error:  # not enough memory, or too many processes
@@ -211,10 +211,10 @@ def _is_held(settings: Settings) -> bool:
         return False
 
 
-def _refresh_once(settings: Settings, log_level: str, sender: Connection) -> None:
+def _refresh_once(settings: Settings, sender: Connection) -> None:
     """Refresh, and send why that failed, or an empty string."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    logs.configure(log_level)
+    logs.configure(settings.log_level)
     failure = ""
     try:
         logger.info("release refreshed: %s", refresh(settings))

@@ -164,6 +164,8 @@ class Settings(BaseSettings):
     """File with further admin keys, one per line; reloaded on SIGHUP."""
     insecure: bool = False
     """Bind beyond loopback without keys, for a gateway that checks them."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
 
     search_threads: int = Field(default=1, ge=1)
     """Concurrent searches, one core each. More threads than cores (less one for the event loop) only add waiting. If
@@ -314,7 +316,8 @@ class Settings(BaseSettings):
         if not (self.insecure or is_loopback(self.host) or asking):
             raise ValueError(
                 f"expected API keys for the address {self.host}, which others can reach, received none: set "
-                "LONGTAIL_API_KEYS or LONGTAIL_API_KEYS_FILE, or use --insecure behind a gateway that checks keys"
+                "LONGTAIL_API_KEYS or LONGTAIL_API_KEYS_FILE, or LONGTAIL_INSECURE=true behind a gateway that checks "
+                "keys"
             )
         return asking, changing
 

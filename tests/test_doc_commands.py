@@ -64,7 +64,7 @@ NOT_RUN = {
     "queries.npy": "made with RecBole or RecTools",
     "KERAS_BACKEND=jax": "a GPU",
     "--device gpu": "a GPU",
-    "--coordinator": "several hosts: tests/trainer/test_devices.py",
+    "--process": "several hosts: tests/trainer/test_devices.py",
     "postgresql://": "a PostgreSQL server: tests/end_to_end/test_replicas.py",
     "milvus": "a Milvus server: tests/end_to_end/test_milvus.py",
     "SEARCH_THREADS": "a Milvus server",

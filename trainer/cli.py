@@ -71,17 +71,11 @@ def init(
     ] = None,
 ) -> None:
     """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
+    from longtail.trainer.config.reading import split_settings
     from longtail.trainer.init.recipe import draft_recipe
 
-    columns: dict[str, str] = {}
-    for text in set_ or []:
-        key, _, column = text.partition("=")
-        if key not in _COLUMN_KEYS or not column:
-            keys = ", ".join(_COLUMN_KEYS)
-            raise RecipeError(
-                f"--set: expected KEY=COLUMN of {keys}, received {text!r}; edit the recipe for other keys"
-            )
-        columns[key.removeprefix("data.")] = column
+    columns = split_settings(set_ or [], _COLUMN_KEYS, hint="; edit the recipe for other keys")
+    columns = {key.removeprefix("data."): column for key, column in columns.items()}
     roles = draft_recipe(clicks, out, queries=queries, labels=labels, **columns)
     say = Console(stderr=True).print
     for line in roles.lines():
@@ -116,16 +110,13 @@ def fit(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
     ] = None,
-    coordinator: Annotated[
+    process: Annotated[
         str | None,
         typer.Option(
-            "--coordinator",
-            metavar="HOST:PORT",
-            help="Address of process 0, if several train together (default: from SLURM).",
+            "--process",
+            metavar="I@HOST:PORT",
+            help="If several train together: number of this process, and address of process 0 (default: from SLURM).",
         ),
-    ] = None,
-    process: Annotated[
-        int | None, typer.Option("--process", min=0, help="Number of this process, from 0, if several train.")
     ] = None,
     set_: _Set = None,
 ) -> None:
@@ -142,9 +133,13 @@ def fit(
         from longtail.trainer.devices import WORLD, Cluster
         from longtail.trainer.progress import Reporter
 
-    job.fit(
-        checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=Cluster(coordinator, process),
-    )  # fmt: skip
+    cluster = Cluster()
+    if process is not None:
+        number, _, address = process.partition("@")
+        if not (number.isdecimal() and address):
+            raise RecipeError(f"--process: expected I@HOST:PORT, such as 1@host-0:8476, received {process!r}")
+        cluster = Cluster(address, int(number))
+    job.fit(checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=cluster)
     if not WORLD.process:
         say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
@@ -200,7 +195,6 @@ def check(
 def evaluate(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Measure again on this recipe's data.")] = None,
-    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown with intervals.")] = False,
     target_prior: Annotated[
         str | None,
@@ -219,7 +213,7 @@ def evaluate(
     """Print a bundle's evaluation, stored or measured again."""
 
     if target_prior is not None:
-        if recipe is not None or split != "test" or set_:
+        if recipe is not None or set_:
             raise RecipeError("--target-prior: expected a bundle alone, whose valid figures it reweighs")
         from longtail.trainer.evaluation.report import target_table
         from longtail.trainer.evaluation.target import HitsByLabel
@@ -238,7 +232,7 @@ def evaluate(
         metric = load_recipe(recipe, set_ or []).evaluation.metric
         Console().print(rolling_table(figures, bundle.name, metric).rich())
         return
-    result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
+    result = measured.evaluate(bundle, recipe, overrides=set_ or [])
     if markdown:
         print(evaluation_markdown(result.dial, result.metric))
     else:

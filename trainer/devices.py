@@ -52,9 +52,9 @@ def join_processes(recipe: Recipe, cluster: Cluster) -> None:
     """Join the other processes of a job, before anything is computed."""
     processes = recipe.training.processes
     if processes == 1:
-        raise RecipeError(f"--coordinator and --process: expected training.processes above 1, found {processes}")
+        raise RecipeError(f"--process: expected training.processes above 1, found {processes}")
     if (cluster.coordinator is None) != (cluster.process is None):
-        raise RecipeError("--coordinator and --process: expected both or neither, received one of them")
+        raise RecipeError("cluster: expected both coordinator and process, or neither, received one of them")
     if cluster.process is not None and not 0 <= cluster.process < processes:
         raise RecipeError(f"--process: expected 0 … {processes - 1} of {processes}, received {cluster.process}")
     if processes == WORLD.processes:

@@ -35,7 +35,7 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LOOK_SECONDS = 0.1
 
 
-def serve(settings: Settings, log_level: str) -> None:
+def serve(settings: Settings) -> None:
     """Serve until a signal comes.
 
     Raises StateError, which tells the operator what to change.
@@ -43,11 +43,11 @@ def serve(settings: Settings, log_level: str) -> None:
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
         _refuse_empty_database(settings)
-        with refreshing(settings, log_level):
+        with refreshing(settings):
             if settings.workers == 1:
                 run(settings, listener)
             else:
-                sys.exit(Supervisor(settings, listener, log_level).run())
+                sys.exit(Supervisor(settings, listener).run())
 
 
 class Supervisor:
@@ -58,8 +58,8 @@ class Supervisor:
     the parent closes its copy of the listener.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
-        self._settings, self._listener, self._log_level = settings, listener, log_level
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings, self._listener = settings, listener
         # Not `fork`, which copies locks of threads that do not exist in the child.
         self._spawn = get_context("spawn")
         self._board = Workers(settings.workers, self._spawn.RawArray("q", Workers.count_cells(settings.workers)))
@@ -106,7 +106,7 @@ class Supervisor:
         self._board.start(worker, again=worker in self._started)
         process = self._spawn.Process(
             target=_run_worker,
-            args=(self._settings, self._listener, worker, self._board, self._log_level, self._theirs),
+            args=(self._settings, self._listener, worker, self._board, self._theirs),
         )
         # Blocked until the worker can handle them: during its imports they would end it with a traceback.
         held_back = {signal.SIGINT, signal.SIGHUP}
@@ -155,14 +155,12 @@ class Supervisor:
                     os.kill(process.pid, sig)
 
 
-def _run_worker(
-    settings: Settings, listener: socket.socket, worker: int, board: Workers, log_level: str, parent: Connection
-) -> None:
+def _run_worker(settings: Settings, listener: socket.socket, worker: int, board: Workers, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ctrl-C reaches the whole foreground group; in its own group the worker gets the signal from the parent alone.
     os.setpgid(0, 0)
-    logs.configure(log_level)
+    logs.configure(settings.log_level)
     Thread(target=_stop_with_parent, args=(parent,), daemon=True).start()
     run(settings, listener, worker=worker, workers=board)
 

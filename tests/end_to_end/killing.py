@@ -130,7 +130,7 @@ def _serve(settings: Settings, log: Path, environment: Mapping[str, str]) -> Non
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     logs.configure("warning")
-    serve(settings, "warning")
+    serve(settings.model_copy(update={"log_level": "warning"}))
 
 
 @contextmanager

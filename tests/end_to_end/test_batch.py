@@ -111,7 +111,8 @@ def answers(out: Path) -> pa.Table:
 
 
 def command(shop: Path, out: Path, *more: object) -> list[str]:
-    words = ["batch", shop / "releases", shop / "queries", "--out", out, "--options", json.dumps(OPTIONS)]
+    words = ["batch", shop / "releases", shop / "queries", "--out", out]
+    words += [word for key, value in OPTIONS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     return [*map(str, words), "--exclude", "seen", *map(str, more)]
 
 
@@ -220,13 +221,13 @@ WRONG = {
     ),
     "no column": (TableOptions({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
     "a name": (TableOptions({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
-    "an option": (TableOptions({"k": 0}), {"user_id": ["u1"]}, "--options: k: expected at least 1"),
+    "an option": (TableOptions({"k": 0}), {"user_id": ["u1"]}, "--set: k: expected at least 1"),
     "a feature": (
         TableOptions({"vector": [1]}),
         {"user_id": ["u1"]},
-        "--options: expected options of all queries alike, rece",
+        "--set: expected options of all queries alike, rece",
     ),
-    "a filter": (TableOptions({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
+    "a filter": (TableOptions({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--set: filter.colour: "),
     "exclude of text": (
         TableOptions({}, "seen"),
         {"user_id": ["u1"], "seen": ["i1"]},
@@ -247,7 +248,7 @@ def test_errors_name_column_and_row(shop: Path, tmp_path: Path, what: str) -> No
 
 def test_errors_suggest_the_meant_option(shop: Path) -> None:
     queries, out = shop / "queries", shop / "queries" / "answers"
-    with pytest.raises(BatchError, match="--options: kk: "):
+    with pytest.raises(BatchError, match="--set: kk: "):
         answer(shop / "releases", queries, out, TableOptions({"kk": 3}))
     with pytest.raises(BatchError, match="expected a column 'nothing'"):
         answer(shop / "releases", queries, out, TableOptions({}, "nothing"))
@@ -440,7 +441,7 @@ def test_histories_come_from_a_column_or_the_release(tmp_path: Path) -> None:
     remembered = [f"item-{row}" for row in bundle.remembered.history("u5").tolist()]
     (by_column,) = retriever.retrieve([queries[2].model_copy(update={"history": remembered})]).results
     assert [label["id"] for label in by_column["labels"]] == expected[2]
-    with pytest.raises(BatchError, match="--options: expected options of all queries alike, received history"):
+    with pytest.raises(BatchError, match="--set: expected options of all queries alike, received history"):
         answer(
             tmp_path / "releases",
             tmp_path / "queries.parquet",

@@ -32,8 +32,9 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
 
     def estimate(*options: object) -> dict[str, Any]:
         at = [option for dial in LAMBDAS for option in ("--at", dial)]
-        words = "off-policy", releases, "--until", "0m", *at, *options, "--json"
-        report: dict[str, Any] = json.loads(longtail("serving", *words))
+        words = "off-policy", releases, "--until", "0m", *at, *options
+        longtail("serving", *words, "--out", tmp_path / "report.json")
+        report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
         return report
 
     with server(releases, tmp_path / "log", answer_share=1) as process, httpx.Client(base_url=process.url) as client:

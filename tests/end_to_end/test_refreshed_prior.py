@@ -217,7 +217,7 @@ def test_failed_refreshes_are_retried_with_backoff(folder: Path, tmp_path: Path)
         until(lambda: any(it.pid != other_than for it in multiprocessing.active_children()), seconds=30)
         return multiprocessing.active_children()[0].pid or 0
 
-    with refreshing(settings, "info"):
+    with refreshing(settings):
         killed, waits = 0, list[float]()
         for attempts in (1, 2, 3):
             began, killed = time.monotonic(), find_child(killed)
@@ -235,13 +235,13 @@ def test_failed_refreshes_are_retried_with_backoff(folder: Path, tmp_path: Path)
 @pytest.mark.parametrize("interval", [None, 3600.0])
 def test_service_start_clears_the_refresh_problem(tmp_path: Path, interval: float | None) -> None:
     settings = Settings(releases=tmp_path / "releases", state=tmp_path / "state", refresh=interval)
-    with refreshing(settings, "info"):
+    with refreshing(settings):
         assert not settings.refresh_problem.exists(), "no state yet"
     settings.refresh_problem.parent.mkdir(exist_ok=True)
     settings.refresh_problem.write_text(
         "Forecast, co-occurrence and exposure have not been refreshed since 2026-11-01."
     )
-    with refreshing(settings, "info"):
+    with refreshing(settings):
         assert not settings.refresh_problem.exists()
 
 
@@ -266,7 +266,7 @@ def test_refresh_failure_is_cut_and_names_no_files(
     monkeypatch.setattr(module, "refresh", fail)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(module.logs, "configure", lambda _: None)
-    module._refresh_once(Settings(releases=tmp_path, state=tmp_path), "info", sender)
+    module._refresh_once(Settings(releases=tmp_path, state=tmp_path), sender)
     assert receiver.recv() == expected
 
 
@@ -321,7 +321,7 @@ def test_service_does_not_refresh_after_a_rollback(
     def count_warnings() -> int:
         return caplog.text.count("not refreshed after a rollback, until `longtail-index publish`")
 
-    with refreshing(settings, "info"):
+    with refreshing(settings):
         until(count_warnings, seconds=10)
         time.sleep(0.5)
         assert not multiprocessing.active_children()

@@ -283,7 +283,7 @@ def test_batch_invert_writes_a_table(random_case: QueriesCase, tmp_path: Path) -
         ("item_id\nitem-3\n", "out.csv", {}, "a new file that ends in"),
         ("item_id\nitem-3\n", "more.txt", {}, "a new file that ends in"),
         ("item_id\nnone\n", "more.csv", {}, "expected the id of a label of this release"),
-        ("item_id\nitem-3\n", "more.csv", {"by": "taste"}, "--options: by"),
+        ("item_id\nitem-3\n", "more.csv", {"by": "taste"}, "--set: by"),
         ("label\nitem-3\n", "more.csv", {}, "item_id"),
     ]:
         (tmp_path / "labels.csv").write_text(labels)

@@ -259,15 +259,15 @@ def test_notes_and_findings_name_options(tmp_path: Path) -> None:
     ]
 
 
-def test_pairs_already_in_training_need_include_seen(tmp_path: Path) -> None:
+def test_pairs_already_in_training_need_exclude_seen_false(tmp_path: Path) -> None:
     write(tmp_path, LEAKY | {"test": {"user_id": ["a", "b"], "item_id": ["y", "x"]}})
     with pytest.raises(DataError) as error:
         audit_lists(tmp_path, ks=(3,))
     assert str(error.value) == (
-        "--test: expected pairs that are not in train or valid too, found 2 that all are; use --include-seen where a "
-        "query may find a label again"
+        "--test: expected pairs that are not in train or valid too, found 2 that all are; use --set "
+        "evaluation.exclude_seen=false where a query may find a label again"
     )
-    assert audit_lists(tmp_path, ks=(3,), include_seen=True).pairs == 2
+    assert audit_lists(tmp_path, ks=(3,), exclude_seen=False).pairs == 2
 
 
 def test_skipped_baselines_are_explained(shop: Path, tmp_path: Path) -> None:
@@ -289,13 +289,13 @@ def test_skipped_baselines_are_explained(shop: Path, tmp_path: Path) -> None:
         assert str(error.value) == f"promise: over: 'recent popularity' is not allowed because {reason}"
 
 
-def test_include_seen_allows_seen_labels(tmp_path: Path) -> None:
+def test_exclude_seen_false_allows_seen_labels(tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
 
-    result = audit_lists(tmp_path, ks=(3,), include_seen=True)
+    result = audit_lists(tmp_path, ks=(3,), exclude_seen=False)
 
     assert result.metrics["recall@3"].value == pytest.approx((2 / 2 + 1 + 0 + 1) / 4)
-    assert "(allowed by --include-seen)" in str(result.findings[0])
+    assert "(allowed by evaluation.exclude_seen=false)" in str(result.findings[0])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_include_seen_allows_seen_labels(tmp_path: Path) -> None:
         ({"user_id": ["a"], "item_id": ["x"], "rank": ["1st"]}, {}, "expected a finite number in column 'rank'"),
         ({"user_id": ["a"], "item_id": [["x"]]}, {"score": "s"}, "expected a label in each row with 's', found"),
         ({"user_id": ["a"], "item_id": [1.5]}, {}, "column 'item_id': expected ids as strings or integers"),
-        ({"user": ["a"], "item_id": ["x"]}, {}, "expected a column 'user_id', found user, item_id: --query-id"),
+        ({"user": ["a"], "item_id": ["x"]}, {}, "found user, item_id: --set data.query_id=COLUMN names another"),
         ({"user_id": ["A "], "item_id": ["x"]}, {}, "expected queries of the interactions, found none, such as 'A '"),
         ({"user_id": ["a"], "item_id": ["9"]}, {}, "expected labels of the interactions, found none, such as '9', whe"),
         ({"user_id": ["a"], "item_id": [[]]}, {}, "expected lists of labels, found none"),
@@ -349,7 +349,7 @@ REFUSED = {
     '[over.EASE]\n"recall@5" = 0': "over: 'EASE' is not allowed because",
     '[over.popularity]\n"gini@5" = 0': "over.popularity: 'gini@5' is not allowed because",
     "[findings]\nbefore_own_train = 0": "findings: 'before_own_train' is not allowed because this audit "
-    "reads no times; use --timestamp",
+    "reads no times; use --set data.timestamp=COLUMN",
     "[findings]\nseen = 0": "findings: 'seen' is not allowed because this audit has no such figure; use one that was",
     "max_drop = 0.1": "'max_drop' is not allowed because an audit has no published release; use floors or over",
     "[in_each_list.1]\nrare = 1": "in_each_list.1: 'rare' is not allowed because",

@@ -151,7 +151,7 @@ def start_fit(folder: Path, out: str, address: str, number: int, *more: object) 
     settings = ["training.epochs=8", "training.patience=0", "training.processes=2", "training.devices=all"]
     return start(
         "-c", FREQUENT_CHECKPOINTS, "fit", folder / "recipe.toml", "--out", folder / out,
-        "--coordinator", address, "--process", number,
+        "--process", f"{number}@{address}",
         *(word for setting in settings for word in ("--set", setting)), *more,
         on=2,
     )  # fmt: skip
@@ -218,14 +218,14 @@ def clean_output(output: str, *, shorten: bool = True) -> str:
 BAD = {
     "two processes by themselves": (
         {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1"),
-        "--coordinator and --process: expected both or neither, received one of them",
+        "cluster: expected both coordinator and process, or neither, received one of them",
     ),
     "a third of two": (
         {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1", 2), "--process: expected 0 … 1 of 2, received 2",
     ),
     "a cluster of one": (
         {}, Cluster("127.0.0.1:1", 0),
-        "--coordinator and --process: expected training.processes above 1, found 1",
+        "--process: expected training.processes above 1, found 1",
     ),
     "another backend": (
         {"processes": 2, "devices": "all"}, Cluster("127.0.0.1:1", 0),

@@ -14,20 +14,17 @@ from longtail.commands.app import App, VersionOption
 
 app = App()
 
+_KEYS = ("data.query_id", "data.label_id", "data.timestamp", "evaluation.buckets", "evaluation.exclude_seen")
+
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Columns of the tables, and what is measured."""
+    """Tables, list lengths and baselines."""
 
     valid: Annotated[
         list[str] | None,
         typer.Option("--valid", help="Interactions between the two: queries are known by them, labels not counted."),
     ] = None
-    query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id"
-    label_id: Annotated[
-        str, typer.Option("--label-id", help="Column of label ids, in every table; lists may have `labels` instead.")
-    ] = "item_id"
-    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None
     k: Annotated[
         list[int] | None, typer.Option("--k", min=1, help="List length; the first is shown (default: 20).")
     ] = None
@@ -44,12 +41,15 @@ class AuditOptions:
             "(default: popularity, item-kNN).",
         ),
     ] = None
-    buckets: Annotated[
-        str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
-    ] = "quantile"
-    include_seen: Annotated[
-        bool, typer.Option("--include-seen", help="Labels of a query's history may be listed and found.")
-    ] = False
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="As in a recipe: data.query_id=user_id, data.label_id=item_id, data.timestamp=COLUMN, "
+            "evaluation.buckets=quantile or count, evaluation.exclude_seen=true or false.",
+        ),
+    ] = None
 
 
 @app.command(epilog="Example: longtail-audit lists.csv --train old.csv --test new.csv --out audit")
@@ -83,17 +83,22 @@ def run(
     from longtail.trainer.audit.measure import AuditInputs, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
+    from longtail.trainer.config.reading import split_settings
+    from longtail.trainer.errors import RecipeError
 
     refuse_existing(out)
     promised = None if promise is None else read_promise(promise)
     names = ["popularity", "item-kNN"] if options.baseline is None else options.baseline
+    settings = split_settings(options.set_ or [], _KEYS)
+    if (seen := settings.pop("evaluation.exclude_seen", "true")) not in ("true", "false"):
+        raise RecipeError(f"--set evaluation.exclude_seen: expected true or false, received {seen!r}")
     figures = audit(
         AuditInputs(
             as_source(lists), train, test,
-            query_id=options.query_id, label_id=options.label_id, timestamp=options.timestamp,
             ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
-            groups=tuple(options.group or ()), valid=options.valid, buckets=options.buckets,
-            baselines=tuple(name for name in names if name != "none"), include_seen=options.include_seen,
+            groups=tuple(options.group or ()), valid=options.valid,
+            baselines=tuple(name for name in names if name != "none"), exclude_seen=seen != "false",
+            **{key.partition(".")[2]: value for key, value in settings.items()},
         )
     )  # fmt: skip
     verdicts = [] if promised is None else judge(promised, figures)

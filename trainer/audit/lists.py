@@ -126,11 +126,11 @@ def _read_table(duck: Database, source: Path | str, columns: ListColumns, name: 
         label = columns.label
         if label not in opened.names and _LIST_COLUMN in opened.names:
             label = _LIST_COLUMN
-        for option, column in (("--query-id", columns.query), ("--label-id", label)):
+        for option, column in (("data.query_id", columns.query), ("data.label_id", label)):
             if column not in opened.names:
                 raise DataError(
-                    f"{opened.file.name}: expected a column {column!r}, found {', '.join(opened.names)}: {option} "
-                    "names another"
+                    f"{opened.file.name}: expected a column {column!r}, found {', '.join(opened.names)}: --set "
+                    f"{option}=COLUMN names another"
                 )
         value, kind = opened.column(label)
         selected = {"query": id_expression(opened, columns.query, *opened.column(columns.query))}

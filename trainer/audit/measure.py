@@ -47,7 +47,7 @@ class AuditInputs:
         test: sources of interactions to find.
         ks: list lengths; the first is that of the tables.
         queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
-        include_seen: whether labels of a query's history may be listed and found.
+        exclude_seen: labels of a query's history may neither be listed nor found.
     """
 
     lists: Path | str
@@ -64,7 +64,7 @@ class AuditInputs:
     groups: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ("popularity", "item-kNN")
     buckets: str = "quantile"
-    include_seen: bool = False
+    exclude_seen: bool = True
     valid: list[str] | None = None
 
     __repr__ = one_line
@@ -78,7 +78,7 @@ class AuditInputs:
             })  # fmt: skip
             evaluation = EvaluationConfig.model_validate({
                 "ks": list(dict.fromkeys(self.ks)), "metric": f"recall@{self.ks[0]}", "groups": self.groups,
-                "baselines": self.baselines, "buckets": self.buckets, "exclude_seen": not self.include_seen,
+                "baselines": self.baselines, "buckets": self.buckets, "exclude_seen": self.exclude_seen,
             })  # fmt: skip
         except ValidationError as error:
             section = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
@@ -170,10 +170,10 @@ def audit(inputs: AuditInputs) -> Audit:
     queries = len(dataset.query_ids)
     past = Past.fixed(dataset.pairs_before("test"), queries=queries)
     to_find = HeldOut.count(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
-    if to_find.repeated and not to_find.measured and not inputs.include_seen:
+    if to_find.repeated and not to_find.measured and inputs.exclude_seen:
         raise DataError(
             f"--test: expected pairs that are not in train or valid too, found {to_find.repeated:,} that all are; use "
-            "--include-seen where a query may find a label again"
+            "--set evaluation.exclude_seen=false where a query may find a label again"
         )
     task = Task.create(dataset.test, past, config, labels=labels, seed=_SEED)
     aligned = _AlignedLists.of(lists, query_rows, label_rows, task)
@@ -242,7 +242,7 @@ def _findings(
     row_n, label_n = task.past.seen_labels(task.rows_N).T
     keys_NK = np.arange(queries)[:, None] * np.int64(labels) + aligned.top_NK
     seen_NK = is_in(keys_NK, distinct(row_n * labels + label_n)) & (aligned.top_NK >= 0)
-    allowed = " (allowed by --include-seen)" if inputs.include_seen else ""
+    allowed = "" if inputs.exclude_seen else " (allowed by evaluation.exclude_seen=false)"
     findings = [
         AuditFinding(
             "seen_listed", int(seen_NK.sum()), entries,

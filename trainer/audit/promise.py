@@ -48,7 +48,8 @@ def judge(promise: QualityPromise, audit: Audit) -> list[PromiseVerdict]:
     for name, most in promise.findings.items():
         if name in (BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN) and name not in counts:
             raise BundleError(
-                f"promise: findings: {name!r} is not allowed because this audit reads no times; use --timestamp"
+                f"promise: findings: {name!r} is not allowed because this audit reads no times; use "
+                "--set data.timestamp=COLUMN"
             )
         _check_figure("findings", name, counts)
         verdicts.append(PromiseVerdict("findings", name, "<=", most, Interval(value=counts[name])))

@@ -217,7 +217,7 @@ class TrainingConfig(Section):
     `longtail-train` then chooses the JAX backend. A run may resume with another number of devices."""
     processes: int = Field(default=1, ge=1)
     """Number of processes that train together, one on each host, started with the same command
-    (`longtail-train fit --coordinator`)."""
+    (`longtail-train fit --process`)."""
 
     def _problems(self) -> Iterator[str]:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:

@@ -216,9 +216,9 @@ def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
     stranger = "stranger-0123456789abcdef"
     environment = os.environ | {
         "LONGTAIL_API_KEYS": ASKING, "LONGTAIL_ADMIN_KEYS_FILE": str(tmp_path / "admin"), "LONGTAIL_ACCESS_LOG": "1",
-        "PYTHONASYNCIODEBUG": "1",
+        "PYTHONASYNCIODEBUG": "1", "LONGTAIL_LOG_LEVEL": "debug",
     }  # fmt: skip
-    words = ["run", str(tmp_path / "releases"), "--port", "0", "--log-level", "debug"]
+    words = ["run", str(tmp_path / "releases"), "--port", "0"]
     lines = []
     with started(*words, env=environment) as process:
         assert process.stderr is not None
@@ -363,7 +363,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that `run` would serve with."""
     inputs: list[Settings] = []
     monkeypatch.delenv("LONGTAIL_TFRS_PYTHON", raising=False)  # of `make test`
-    monkeypatch.setattr(cli, "serve", lambda settings, _: inputs.append(settings))
+    monkeypatch.setattr(cli, "serve", inputs.append)
     monkeypatch.setattr(cli, "hold_hangups", lambda: None)
     monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
     return inputs
@@ -376,15 +376,17 @@ def exit_code(*words: str) -> object:
 
 
 def test_the_command_warns_of_a_service_that_anybody_may_change(
-    tmp_path: Path, served: list[Settings], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, served: list[Settings], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "CURRENT").write_text("{}")
-    assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
+    monkeypatch.setenv("LONGTAIL_INSECURE", "true")
+    assert exit_code("run", str(tmp_path), "--host", "0.0.0.0") == 0
     message = ["insecure: no keys, so whoever reaches 0.0.0.0 may ask, change labels and reload"]
     assert caplog.messages == message
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LONGTAIL_API_KEYS", ASKING)
-        assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
+        assert exit_code("run", str(tmp_path), "--host", "0.0.0.0") == 0
+    monkeypatch.delenv("LONGTAIL_INSECURE")
     assert exit_code("run", str(tmp_path)) == 0
     assert caplog.messages == message
     assert len(served) == 3
