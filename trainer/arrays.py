@@ -41,6 +41,7 @@ def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
     if not isinstance(values, keras.Variable) or not is_large(values):
         np.save(path, read_values(values), allow_pickle=False)
         return
+    # `np.save` would first copy the whole variable to the host.
     header = {"descr": np.dtype(values.dtype).str, "fortran_order": False, "shape": _shape(values)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
@@ -74,6 +75,7 @@ def iterate_blocks(values: keras.Variable) -> Iterator[tuple[int, int]]:
 
 def _rows(values: keras.Variable, start: int, end: int) -> npt.NDArray[Any]:
     rows = ops.convert_to_numpy(backend.gather(values, np.arange(start, end, dtype=np.int32)))
+    # `file.write` needs the rows in one piece.
     return np.ascontiguousarray(rows)
 
 

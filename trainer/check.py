@@ -168,6 +168,7 @@ def _splits(dataset: Dataset, held_out: dict[str, HeldOut]) -> dict[str, Row]:
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]:
     """Compute figures of features, over a sample of queries."""
     requests = distinct(dataset.train.request_rows)
+    # Every n-th query, so that the sample is the same in every run.
     sample = requests[:: max(len(requests) // _QUERIES, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.query_inputs(sample), dataset.query_table),

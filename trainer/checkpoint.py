@@ -36,6 +36,7 @@ def hash_run(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) ->
     """Compute the hex sha256 of a run: its recipe without paths, plug-in sources, data, and first weights."""
     # The co-occurrence term is fitted after training, so its settings may change.
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True, "cooccurrence": True})
+    # A run may resume on other devices or processes.
     for name in ("devices", "processes"):
         del settings["training"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
@@ -132,6 +133,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        # Unlike a lock file, this lock ends with its process, however that ends.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)

@@ -122,6 +122,7 @@ def stack_processes(values: Array) -> Array:
     """Stack equally shaped arrays of all processes, [processes, …], to the last bit."""
     from jax.experimental import multihost_utils
 
+    # As bytes, because JAX would round float64 to float32.
     gathered: Array = np.ascontiguousarray(multihost_utils.process_allgather(np.frombuffer(values.tobytes(), np.uint8)))
     return gathered.view(values.dtype).reshape(WORLD.processes, *values.shape)
 

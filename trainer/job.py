@@ -72,6 +72,7 @@ def fit(
     several = recipe.training.processes > 1
     if several or cluster != Cluster():
         join_processes(recipe, cluster)
+    # One process speaks for all.
     if WORLD.process:
         reporter = Reporter(Console(quiet=True, force_jupyter=False))
     for name in track:
@@ -112,6 +113,7 @@ def fit(
             if term is not None:
                 trained = replace(trained, cooccurrence=rebuild_term(term, recipe, trained.dataset))
         bundle = finish(trained, dataset, selection, report.held_out, reporter, out)
+        # Checkpoints have served once the bundle is written; logs stay.
         for stage in () if WORLD.process else ("select", "refit"):
             shutil.rmtree(work / stage, ignore_errors=True)
         if several:

@@ -144,8 +144,10 @@ class LazyL2:
     def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
         """Compute the penalty's gradients, float32 [U, D], and mark the rows as touched; 0 past the table's end."""
         gap_U1 = step - backend.gather(self.touched, ids_U)
+        # JAX pads ids past the end of the table, where no row may move.
         inside_U1 = ops.cast(ids_U < self.table.rows, "float32")[:, None]
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
+        # A schedule may end at rate 0.
         due_U1 = ops.minimum(2 * self.l2 * gap_U1, 1 / ops.maximum(rate, 1e-30))
         return inside_U1 * due_U1 * rows_UD
 

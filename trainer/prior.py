@@ -330,6 +330,7 @@ def _choose_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tupl
         [origin.nats(origin.forecast.compute_log_base(*pair)) for pair in grid] for origin in origins
     ]
     mean_G = np.mean(choosing_OG, axis=0)
+    # The first half-life has no decay: its counts are those of kind `count`.
     best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
     base, smoothing = grid[best]
     nats = {"count": last_G[count], "decayed": last_G[best]}
@@ -367,6 +368,7 @@ def _fit_regression(
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
     first, earlier = origin_counts
+    # `best_iteration` counts from 0.
     trees = 1 + xgboost.train(
         settings, matrix(parts[:first]), _TREES, verbose_eval=False,
         evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
@@ -398,6 +400,7 @@ def _sample_rows(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
         others, drawn = len(rows_R) - most // 2, most - most // 2
         sample = most // 2 + rng.choice(others, drawn, replace=False)
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
+        # A sampled label also stands for those that were not sampled.
         weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, others / drawn)])
     pairs = np.log(max(float(origin.pairs_L[origin.available].sum()), 1.0))
     return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)

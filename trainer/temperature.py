@@ -61,6 +61,7 @@ def choose_temperature(
             wait_for_all(f"temperature {name}")
         if not WORLD.process:
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
+            # A short run's checkpoints are of no use after it, and take the space of the full run's.
             shutil.rmtree(folder, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)
     reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")

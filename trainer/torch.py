@@ -215,6 +215,7 @@ class _Renamed(nn.Module):
             if column.left_padded:
                 width = column.values.shape[1]
                 lengths = inputs[f"{column.name}__weight"].sum(1, keepdim=True).long()
+                # Turns each row round, so that the padding comes first, as the module expects.
                 values = values.gather(1, (torch.arange(width) + lengths) % width)
             columns[column.name] = column.shape(values)
         return _call(self.module, columns, self.unit)
@@ -269,6 +270,7 @@ class _Side:
         content = self._onnx()
         tower = Tower(content, features, vocabularies, embeddings_BD.shape[1], file=f"{self._title}.onnx")
         rows = [dict(zip(requests, row, strict=True)) for row in zip(*requests.values(), strict=True)]
+        # A single row too: a row must not depend on the others of its batch.
         for batch in (rows, rows[:1]):
             expected_BD, found_BD = embeddings_BD[: len(batch)], tower.embed(tower.read(batch))
             error = float(np.abs(found_BD - expected_BD).max() / max(1.0, np.abs(expected_BD).max()))

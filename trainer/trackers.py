@@ -72,6 +72,7 @@ def _tensorboard(logs: Path) -> _Tracker:
 def _mlflow(mlflow: Any, recipe: Recipe, run_id: str | None) -> _Tracker:
     """Start or resume an MLflow run, nested in an active run."""
     run = mlflow.start_run(run_id=run_id, run_name=recipe.name, nested=mlflow.active_run() is not None)
+    # MLflow limits the length of a parameter, older servers to 500 characters.
     mlflow.log_params({key: value[:500] for key, value in flat_settings(recipe).items()})
 
     def record(figures: Mapping[str, float], step: int) -> None:  # MLflow takes no @ in names
@@ -82,6 +83,7 @@ def _mlflow(mlflow: Any, recipe: Recipe, run_id: str | None) -> _Tracker:
 
 def _wandb(wandb: Any, recipe: Recipe) -> _Tracker:
     """Start a run of Weights & Biases, by WANDB_MODE, WANDB_PROJECT and WANDB_DIR."""
+    # `create_new`, because the caller or another trial may have a run open.
     run = wandb.init(name=recipe.name, config=flat_settings(recipe), reinit="create_new")
     return _Tracker(
         lambda figures, step: run.log(dict(figures), step=step),

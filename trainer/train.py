@@ -93,6 +93,7 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
+    # Schedules depend on the number of epochs, so another number is another run.
     checkpoints = (Checkpoints if WORLD.processes == 1 else SharedCheckpoints)(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables) if work.exists() else None
     if state is None:
@@ -184,6 +185,7 @@ def train(
         figures = {config.measure: metric, "best_bias_removal": best.bias_removal, "best_popularity": best.popularity}
         record({f"valid/{name}": value for name, value in figures.items()}, epoch)
         progress.print_validation(epoch, loss, config.measure, metric, best)
+        # Of equal epochs the later one counts.
         if history.rank(epoch) >= history.best_rank():
             history.best_epoch = epoch
             save("best", epoch, 0, 0.0)
@@ -197,6 +199,7 @@ def train(
                 break
             if judge is not None:
                 judge(history)
+            # A resumed epoch goes on with its loss so far, so that its mean is that of all steps.
             start, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=start * batch_size)
             if start == 0:
@@ -222,6 +225,7 @@ def train(
                 total += loss
                 done = step + 1
                 progress.advance(batch_size, loss=total / done)
+                # The last step is saved below, after the epoch's validation.
                 if done % recipe.training.checkpoint_steps == 0 and done < steps:
                     save("latest", epoch, done, total)
             history.losses.append(total / steps)
@@ -233,6 +237,7 @@ def train(
         checkpoints.load("best", train_step.variables)
     else:
         history.best_epoch = len(history.losses)
+    # Last, because the averages are those of the checkpoint that was loaded.
     train_step.updates.take_averages()
     return trained
 

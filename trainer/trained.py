@@ -181,6 +181,7 @@ class Trained:
     def theoretical_bias_removal(self) -> float:
         """Return the λ that removes the training bias in theory [METHODS §9]."""
         if self.model.proposal is not None:
+            # Below 0 a tree's search would look for labels of almost no probability.
             return max(self.slope * compute_q_exponent(self.recipe.loss.objective()), 0.0)
         return 0.0 if self.noise().constant else self.slope
 

@@ -163,12 +163,14 @@ def audit(inputs: AuditInputs) -> Audit:
     query_rows = match_ids(lists.queries, dataset.query_ids, "queries", source)
     label_rows = match_ids(lists.labels, dataset.label_ids, "labels", source)
     named = len(dataset.label_ids)
+    # Labels that only lists name are labels of the catalogue too, without pairs.
     label_rows[label_rows < 0] = np.arange(named, named + int((label_rows < 0).sum()))
     labels = max(named, int(label_rows.max()) + 1)
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
     queries = len(dataset.query_ids)
     past = Past.fixed(dataset.pairs_before("test"), queries=queries)
+    # Counted as if seen labels were left out, so that the error can say how many there are.
     to_find = HeldOut.count(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
     if to_find.repeated and not to_find.measured and inputs.exclude_seen:
         raise DataError(

@@ -39,6 +39,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 
 def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
     """Return rows of a variable, shape [*ids.shape, D]."""
+    # Padding has ids past the end; its rows may be any, as their updates are dropped.
     return jnp.take(table.value, ids, axis=0, mode="clip")
 
 
@@ -49,6 +50,7 @@ def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
     """Replace all rows by blocks, [N, D] each, in order."""
+    # Collected on the host: on the device, every block would copy the table.
     rows, start = np.zeros(tuple(table.shape), table.dtype), 0
     for rows_ND in blocks:
         rows[start : start + len(rows_ND)] = rows_ND
@@ -58,6 +60,7 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
     """Return distinct ids padded with `limit`, an id past every table's end; positions, [N]."""
+    # XLA needs a fixed size: as many ids as there can be.
     distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
     return distinct, positions.reshape(ids_N.shape)
 

@@ -182,6 +182,7 @@ def distinct(
 
     def find(*parts: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         flat_N = jnp.concatenate([part.reshape(-1) for part in parts])
+        # One more than the table has rows, for the id that only pads.
         ids_U, positions_N = jnp.unique(flat_N, return_inverse=True, size=min(len(flat_N), limit + 1), fill_value=limit)
         positions = jnp.split(positions_N, np.cumsum([part.size for part in parts])[:-1])
         return ids_U, [flat.reshape(part.shape) for flat, part in zip(positions, parts, strict=True)]

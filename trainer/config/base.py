@@ -54,6 +54,7 @@ class RowChoice(Section):
         if isinstance(value, str):
             value = {"name": value}
         elif isinstance(value, dict):
+            # Parameters alone keep the default row: `loss.family.pairwise = true`.
             value = {"name": cls.model_fields["name"].get_default()} | value
         if not isinstance(value, dict) or not isinstance(value["name"], str):
             return value
@@ -67,6 +68,7 @@ class RowChoice(Section):
         except ValidationError as error:
             problems = [_as_argument(problem, row) for problem in describe_problems(error.errors(), parameters)]
             raise ValidationError.from_exception_data(row, problems) from error
+        # Without defaults, so that a recipe written back says what its author said.
         return {"name": value["name"]} | checked.model_dump(exclude_unset=True)
 
     @property

@@ -100,6 +100,7 @@ class MiningConfig(Section):
             yield "mining: expected keep, power, both or theta, received none"
         if self.epsilon and self.theta is None and self.keep is None:
             yield f"mining: epsilon = {self.epsilon:g} needs keep or theta, as it weighs the ranks beyond them"
+        # One rank more than is named: ϑ of the first further rank is epsilon, and must not rise either.
         ranks = self.mining().compute_theta((self.mining().named_count or 0) + 1)
         if ranks[0] == 0 or (np.diff(ranks) > 0).any():
             yield f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"

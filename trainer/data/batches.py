@@ -143,6 +143,7 @@ class QueryInputs:
         labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None and feature.encoder is None:
             weights_BP *= labels_BP != positives_B[:, None]
+        # Weight 0 reads row 0, because a row that is read counts as touched by the step.
         ids_BP = self.history_ids[feature.name].take(labels_BP) * (weights_BP > 0)
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
@@ -300,6 +301,7 @@ def one_period_per_batch(pairs: Pairs, periods: int, batch_size: int, visits: Vi
         order = rng.permutation(len(pairs)) if visits is None else visits(rng)
         steps, remainder = divmod(len(order), batch_size)
         start = int(rng.integers(remainder + 1))
+        # Stable, so that pairs of one time stay in random order.
         by_time = order[np.argsort(times[order], kind="stable")][start : start + steps * batch_size]
         parts = np.array_split(by_time.reshape(steps, batch_size), min(periods, steps))
         batches = np.concatenate([rng.permutation(part.reshape(-1)) for part in parts]).reshape(steps, batch_size)
@@ -312,5 +314,6 @@ def one_period_per_batch(pairs: Pairs, periods: int, batch_size: int, visits: Vi
 def _group_by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
     """Group rows by query, queries in random order; int64."""
     queries = pairs.queries[rows]
+    # A generator of its own, so that grouping shifts no other draw.
     rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)
     return rows[np.lexsort((rows, rank[queries]))]

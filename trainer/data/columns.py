@@ -55,8 +55,10 @@ class Bags:
         width = min(limit, 1 << int(max(int(lengths_B.max(initial=1)), 1) - 1).bit_length())
         slots_P = np.arange(width)
         inside_BP, at_BP = slots_P < lengths_B[:, None], starts_B[:, None] + slots_P
+        # `take` refuses an empty array, even where all places are masked.
         if len(self.ids) == 0:
             return np.zeros(at_BP.shape, np.int32), np.zeros(at_BP.shape, np.float32)
+        # Clipped places read some entry; `inside_BP` sets it to 0.
         ids_BP, weights_BP = (column.take(at_BP, mode="clip") for column in (self.ids, self.weights))
         return ids_BP * inside_BP, weights_BP * inside_BP
 
@@ -163,6 +165,7 @@ def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.A
         lengths = np.diff(column.offsets.to_numpy())
         keys, weights = column.keys, column.items.cast(pa.float32())
     elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        # A null list has no length, and counts as an empty one.
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
         keys, weights = pc.list_flatten(column), None
     else:
@@ -233,6 +236,7 @@ def _encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Fea
         return _dates(feature, source, exported)
     values = read_numbers(feature, source)
     training_values = values[source.training_rows]
+    # In float64: a sum of millions of float32 numbers loses the mean's digits.
     training_values = training_values[~np.isnan(training_values)].astype(np.float64)
     if feature.in_buckets:
         if exported is None:
@@ -276,6 +280,7 @@ def find_boundaries(training_values: Float64, buckets: int) -> list[float]:
     if len(training_values) == 0:
         return []
     shares = np.arange(1, buckets) / buckets
+    # Equal boundaries would leave ranges without a value.
     return [float(boundary) for boundary in np.unique(np.quantile(training_values, shares).astype(np.float32))]
 
 
@@ -289,6 +294,7 @@ def read_numbers(feature: FeatureConfig, source: FeatureTable) -> Float32:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise source.wrong(feature, "numbers", kind)
+    # A copy: callers fill in missing values, and Arrow's memory is read-only.
     values: Float32 = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).copy()
     if np.isinf(values).any():
         row = int(np.isinf(values).argmax())

@@ -141,10 +141,12 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Compute the hex sha256 of all data that training may depend on: ids, pairs and feature tables."""
+        # Order decides which pairs a history holds, so it belongs to the data.
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 lines = "\n".join(ids.slice(start, _IDS_AT_ONCE).to_pylist())
+                # Blocks join to one text, so that their size does not change the digest.
                 digest.update(f"\n{lines}".encode() if start else lines.encode())
         for name, array in self.arrays():
             digest.update(f"\n{name} {len(array)}\n".encode())
@@ -153,6 +155,7 @@ class Dataset:
             if table is not None:
                 content = io.BytesIO()
                 with pa.ipc.new_stream(content, table.schema) as stream:
+                    # One small buffer, so that a large table is never copied as a whole.
                     for batch in table.to_batches(_ROWS_AT_ONCE):
                         stream.write_batch(batch)
                         digest.update(content.getbuffer())
@@ -163,6 +166,7 @@ class Dataset:
     def refit(self) -> Dataset:
         """Return this data set with valid moved into train."""
         train = self.train.merge_later(self.valid)
+        # A pair of valid may repeat one of train.
         train = keep_latest(train) if self.repeats == "drop" else train
         return replace(self, train=train, valid=self.valid.take(slice(0)))
 
@@ -272,6 +276,7 @@ class _Loading:
 
     def read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
         data, report, errors, columns = self.data, self.report, self.errors, self.columns
+        # Errors are collected, so that one run names the problems of all files.
         for name in _SPLITS:
             if (source := getattr(data, name)) is None:
                 continue
@@ -424,6 +429,7 @@ class _Loading:
             )
         texts, scale = self.texts["query"], 1.0
         if not dates and self.report.unit is not None:
+            # Numbers of the feature table may count in another unit than those of the log.
             unit = Clock.units(database, "since", table.listed, "true", self.read_at)[0] or self.report.unit
             scale = UNITS[self.report.unit] / UNITS[unit]
         versions = database.name("versions")
@@ -445,6 +451,7 @@ class _Loading:
             )
         time = "pairs.time" if "time" in column_names(self.database, self.pairs) else "0"
         self.replace(
+            # A pair before its query's first version reads the row after the last, which has no values.
             f"SELECT pairs.*, coalesce(versions.version, {table.table.num_rows})::INTEGER AS version "
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
@@ -485,6 +492,7 @@ class _Loading:
         arrays = {}
         for column, (key, kind) in kinds.items():
             path = None if self.folder is None or not count else self.folder / f"{name}.{key}.npy"
+            # With a folder, pairs go straight to the file: they may not fit in memory.
             array = np.empty(count, kind) if path is None else np.lib.format.open_memmap(path, "w+", kind, (count,))
             arrays[column] = array.view(np.ndarray)
         time, start = "time, " * ("time" in columns), 0

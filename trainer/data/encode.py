@@ -170,6 +170,7 @@ def _average_pairs(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Fl
     """Average the pairs of the ids of every vocabulary row, at least 1, float32 [rows]."""
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
+    # At least 1, because weights divide by the root of this number.
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
 
 
@@ -220,6 +221,7 @@ def build_vocabularies(
                     if feature.entry_table is None:
                         continue
                     name = feature.entry_table
+                # Query features come first, so the label id's own `min_count` is set last and wins.
                 if source is query:
                     least = min(of_labels.get(name, least), least)
                 of_labels[name] = least
@@ -242,6 +244,7 @@ def build_vocabularies(
     }
     for name, parts in counted.items():
         if name not in vocabularies:
+            # Text beyond 2 GiB in one feature makes the ids of the whole table large.
             kind = max((ids.type for ids, _, _ in parts), key=pa.types.is_large_string)
             # Features that share a table add up their counts, and the smallest `min_count` applies.
             ids = pa.concat_arrays([ids.cast(kind) for ids, _, _ in parts]).dictionary_encode()
@@ -255,6 +258,7 @@ def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
     """Count distinct non-null ids, in order of first occurrence."""
     counted = pc.value_counts(values)
     ids = counted.field("values")
+    # Bags may hold integers, while vocabularies hold strings.
     if not pa.types.is_large_string(ids.type):
         ids = ids.cast(pa.string())
     valid = ids.is_valid()

@@ -40,6 +40,7 @@ class HistoryBags:
         labels = pairs.labels
         if events is None or pairs.events is None:
             return cls(Bags(offsets, labels, np.ones(len(labels), np.float32)), None)
+        # Entries are counted along all pairs, so that a pair finds its place among the chosen ones.
         chosen = np.isin(pairs.events, list(events))
         earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
         bags = Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32))

@@ -57,6 +57,7 @@ class IdTexts:
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY row_id NULLS LAST, listed) - 1)::INTEGER "
             f"AS code FROM (SELECT id, min(row_id) AS row_id, min(listed) AS listed FROM ({texts}) GROUP BY id)"
         )
+        # Where no id is rewritten, a text is its id, and the join is saved.
         unchanged = f"SELECT id AS text, id, code FROM {ids}"
         spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
         database.run(f"CREATE VIEW {view} AS {unchanged if canonical == 'text' else spelled}")

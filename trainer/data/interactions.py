@@ -232,6 +232,7 @@ def check_log(
         cells["given"] = log.table.column("weight")
     if weights:
         types = f"[{', '.join(map(literal, weights))}]"
+        # DuckDB counts positions from 1.
         cells["event"] = f"list_position({types}, {log.table.column('event')})::INTEGER - 1"
     if "shown" in log.table.kinds:
         cells["shown"] = log.table.column("shown")
@@ -250,6 +251,7 @@ def check_log(
     if "weight" in cells:
         checks += _weight_checks(log, data, weights)
     bad = find_problems(database, table, checks, log.files.values(), report)
+    # Weight 0 removes rows only after the checks, which also report bad rows among these.
     unused = "false"
     if weights:
         unweighted_types = [i for i, factor in enumerate(weights.values()) if factor == 0]

@@ -86,9 +86,11 @@ class Pairs:
         owners = self.owner_keys
         weight_N = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
         total_N = np.bincount(owners, weight_N)[owners]
+        # Pairs of total weight 0 have no loss, but are divided by this number.
         return np.where(total_N > 0, total_N, 1).astype(np.float32)
 
     def _of_objectives(self, rows_N: Int32) -> Int64:
+        # Queries times objectives may exceed int32.
         rows = rows_N.astype(np.int64)
         if self.objectives is None or not len(self):
             return rows

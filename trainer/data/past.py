@@ -101,7 +101,9 @@ class Past:
         entries = np.flatnonzero(has_row_Q[pairs.queries] & (pairs.labels >= 0))
         keys = pairs.queries[entries].astype(np.int64) * labels + pairs.labels[entries]
         key = np.searchsorted(keys_K, keys)
+        # −1 equals no key: it stands past the last one, where `searchsorted` may point.
         equal = np.append(keys_K, -1)[key] == keys
+        # A label in no history is first met after the last pair.
         first_K = np.full(len(keys_K), len(pairs))
         np.minimum.at(first_K, key[equal], entries[equal])
         in_history_n: Bools = first_K[key_n] < self.slices(rows_n)[1]

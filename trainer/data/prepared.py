@@ -83,6 +83,7 @@ def _list_arguments(recipe: Recipe) -> dict[str, Any]:
 def data_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that determine the content of a data set."""
     arguments = _list_arguments(recipe)
+    # Where and in how much memory data are read does not change them.
     return arguments | {"data": arguments["data"].model_dump(mode="json", exclude={"prepared", "memory"})}
 
 
@@ -118,6 +119,7 @@ def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) ->
 def _read(folder: Path) -> Dataset:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        # Sizes show a copy that was cut short; hashes would cost a read of all files.
         for name, size in manifest["sizes"].items():
             if (bytes_ := (folder / name).stat().st_size) != size:
                 raise DataError(f"{folder / name}: expected {size} bytes, found {bytes_}: remove the folder")

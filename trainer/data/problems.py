@@ -177,6 +177,7 @@ def find_problems(
     """
     if not checks:
         return "false"
+    # One pass counts all checks; only those with bad rows are looked at again, by file.
     counts = database.row(
         f"SELECT {', '.join(f'count(*) FILTER ({check.condition})' for check in checks)} FROM {table}"
     )

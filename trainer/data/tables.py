@@ -70,6 +70,7 @@ def read_feature_table(
         if valid_from is not None:
             cells |= _times(opened, valid_from)
         names = opened.names
+        # If a column is missing, all are read: its feature's error then names those there are.
         if columns is not None and {*columns} <= {*names}:
             names = [id_column, *columns]
         return cells | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}

@@ -272,6 +272,7 @@ def _by_nearest(
     for start in range(0, data.labels, _AT_A_TIME):
         products = (columns_LQ[start : start + _AT_A_TIME] @ columns_QL).tocoo()
         label_n, near_n = products.row + np.int32(start), products.col
+        # A label is no neighbour of itself: that would recommend what was chosen.
         values_n = np.where(label_n == near_n, 0, (products.data / divisor(label_n, near_n)) ** power)
         similar = csr_matrix((values_n, (products.row, near_n)), products.shape, dtype=np.float32)
         similar.eliminate_zeros()
@@ -451,6 +452,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_N = task.past.lengths(task.rows_N) == 0
     if isinstance(scores, SameForAll):
+        # Stable, so that equal scores are in the order of popularity.
         ranked_L = popular_L[np.argsort(-scores.scores_L[popular_L], kind="stable")]
         top_NK = _select_unseen(task, ranked_L)
         if newcomer_N.any():

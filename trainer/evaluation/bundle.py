@@ -213,12 +213,14 @@ def evaluate_rolling(
     count = log_frequencies(bundle.labels.counts)
     default = Dial.read_manifest(bundle.manifest).default
     figures, forecast = list[RollingFigures](), bundle.forecast
+    # From just below the first time, because a period holds the times after its begin.
     ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
     for begin, end in pairwise(ends):
         held_out = test.take((test.times > begin) & (test.times <= end))
         earlier = training.merge_later(test.take(test.times <= begin))
         pairs = _by_bundle_rows(earlier, measured.rows_L)
         assert pairs.times is not None
+        # A forecast cannot be refreshed to a time before the last that it knows.
         until = max(begin / UNITS[unit], forecast.settings.until)
         weights_N = type_weights(recipe, pairs)
         seconds_N, ahead = pairs.times / UNITS[unit], float(end - begin) / UNITS[unit]

@@ -262,6 +262,7 @@ def _ranked(scores_BC: Float32, label_BC: Int64, row_w: Int64, column_w: Int64, 
     """Return lists of some candidates at their ranks, int32 [B, k]; −1 elsewhere."""
     scores_wC, score_w1 = scores_BC[row_w], scores_BC[row_w, column_w][:, None]
     earlier_wC = np.arange(scores_BC.shape[1]) < column_w[:, None]
+    # Candidates ascend by label, so an earlier one wins a tie, as in `best`.
     rank_w = np.count_nonzero((scores_wC > score_w1) | ((scores_wC == score_w1) & earlier_wC), axis=1)
     listed_w = rank_w < k
     top_Bk = np.full((len(scores_BC), k), -1, np.int32)

@@ -264,6 +264,7 @@ def compute_floors(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dic
     def least(metric: str, floor: float | RelativeFloor) -> float:
         if not isinstance(floor, RelativeFloor):
             return floor
+        # A grid without that λ has only its best point to compare with.
         points = [point for point in line if point.bias_removal == floor.bias_removal] or line
         return floor.times * max(point.metrics[metric].value for point in points)
 
@@ -284,6 +285,7 @@ def describe_choice(config: EvaluationConfig) -> str:
 def best_point(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
     """Return the best point with the least shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
+    # Equal sums of float64 numbers may differ in their last digits.
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return select_best(nearest, config.metric)
 

@@ -38,6 +38,7 @@ Frontier = Mapping[str, Sequence[FrontierPoint]]
 
 def bonus_settings(default: Setting) -> list[Setting]:
     """List settings with a rising β of the tail; the last puts the tail first."""
+    # New labels rise with the tail where they share its β, as `best_with_bonus` may choose.
     of_tail, shared = sorted({0.0, *BONUSES, default.tail}), default.new == default.tail != 0
     line = [
         default._replace(torso=default.torso if tail else 0.0, tail=tail, new=tail if shared else default.new)
@@ -59,6 +60,7 @@ def reserve_slots(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved
     short_N = np.maximum(np.minimum(reserved, tail_first_tail_NK.sum(axis=1)) - tail_N, 0)
     others_NK = np.cumsum(~in_tail_NK[:, ::-1], axis=1)[:, ::-1]  # other labels from here to the end
     dropped_NK = ~in_tail_NK & (others_NK <= short_N[:, None])
+    # Stable: what stays keeps its order, and what is dropped goes to the end.
     order_NK = np.argsort(dropped_NK, axis=1, kind="stable")
     lists_NK = np.take_along_axis(top_NK, order_NK, axis=1)
     added_NK = np.arange(top_NK.shape[1]) - (top_NK.shape[1] - short_N)[:, None]

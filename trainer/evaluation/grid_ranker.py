@@ -55,6 +55,7 @@ class GridRanker:
 
     def __init__(self, columns_LX: Float64, weights_GX: Float64, k: int) -> None:
         self._labels, self._k, self._weights_GX = len(columns_LX), k, weights_GX
+        # At least 2·K groups, because the K-th highest group gives the bound.
         self._group = group = 1 << int(np.clip(np.log2(self._labels / (2 * k)), 0, np.log2(_GROUP)))
         spread_X = np.ptp(columns_LX, axis=0) * np.abs(weights_GX).max(axis=0)
         order_L = np.lexsort(columns_LX[:, spread_X.argsort()].T)  # equals of the widest column by the next
@@ -161,6 +162,7 @@ class GridRanker:
             floor_B = np.partition(groups_BF + least_F, -self._k, axis=1)[:, -self._k]
             floor_B -= _SLACK * (np.abs(floor_B) + largest)
             np.minimum(needed_BF, floor_B[:, None] - most_F, out=needed_BF)
+        # Above −∞, the value of excluded labels, which are never candidates.
         return np.maximum(needed_BF, _LOWEST)
 
 
@@ -187,6 +189,7 @@ def best(score_BC: Float32, label_BC: Int64, k: int) -> Int32:
     kth_B = np.maximum(np.partition(score_BC, -k, axis=1)[:, -k], _LOWEST)
     listed = np.divmod(np.flatnonzero(score_BC >= kth_B[:, None]), score_BC.shape[1])
     bits = (score_BC[listed] + np.float32(0)).view(np.uint32)  # −0 is 0
+    # As integers these bits fall where scores rise, so that one sort orders by score, then by label.
     falling = np.where(bits >> 31, bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
     keys = falling << np.uint64(32) | label_BC[listed].astype(np.uint64)
     keys_BC = padded(listed[0], keys, len(top_BK), np.iinfo(np.uint64).max)

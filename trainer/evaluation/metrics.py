@@ -133,12 +133,14 @@ class Bootstrap:
 
     def intervals(self, ratios: Mapping[str, tuple[Float64, Float64]]) -> dict[str, Interval]:
         """Compute the intervals of several ratios by one product."""
+        # Ratios share denominators, and each array is summed once.
         column_of = {id(column_N): column_N for ratio in ratios.values() for column_N in ratio}
         columns_QC = np.stack([*map(self.per_query, column_of.values())], axis=1).astype(np.float32)
         sums_of = dict(zip(column_of, (self._counts_GQ @ columns_QC).T, strict=True))
         intervals = {}
         for name, (numerator_N, denominator_N) in ratios.items():
             total, (above_G, below_G) = float(denominator_N.sum()), (sums_of[id(it)] for it in ratios[name])
+            # A resample may hold no query that counts.
             usable_G = below_G > 0
             low, high = 0.0, 0.0
             if total and usable_G.any():

@@ -130,6 +130,7 @@ def tower_lists(
 ) -> tuple[TowerLists, list[Float64 | None]]:
     """Rank a task's rows at settings of λ, μ and β; `rank` describes the log-likelihoods."""
     blocks = [task.rows_N[start : start + _EMBED_BLOCK] for start in range(0, len(task.rows_N), _EMBED_BLOCK)]
+    # Embedded once, for the ranking and for the term of co-occurrence alike.
     vectors_ND = np.concatenate([model.embed_queries(rows_B) for rows_B in blocks])
     embedded = replace(model, embed_queries=lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)])
     top_GNK, log_p = rank(task.rows_N, embedded, task.excluded, settings, k=task.k, likelihood=likelihood)
@@ -160,6 +161,7 @@ def _popular(rows_N: Int32, label_side: LabelSide, excluded: Past | None, settin
         augmentation=Augmentation(temperature=1.0, kappa=1.0),
     )  # fmt: skip
     model = RankedModel(lambda rows_B: nothing_LD[:1].repeat(len(rows_B), axis=0), by_popularity)
+    # These labels have log π in the place of log ν, so λ = 1 ranks by it.
     of_popularity = [setting._replace(bias_removal=1.0, popularity=0.0, cooccurrence=0.0) for setting in settings]
     distinct_settings = list(dict.fromkeys(of_popularity))
     top_GNK, _ = rank(rows_N, model, excluded, distinct_settings, k=k)
@@ -191,10 +193,12 @@ def rank(
     weights_GE = np.concatenate(
         [augmentation.queries(zeros_BD, setting.bias_removal, setting.popularity) for setting in column_settings]
     )
+    # Without what λ = μ = 0 adds, which the values of `queries_EB` have already.
     weights_GE = weights_GE.astype(np.float64) - augmentation.queries(zeros_BD, 0.0)
     in_bucket_LX = (label_side.buckets[:, None] == [*map(BUCKET_NAMES.index, BONUS_BUCKETS)]).astype(np.float64)
     bonus_GX = [[getattr(setting, bucket) for bucket in BONUS_BUCKETS] for setting in settings]
     weights_GE = np.concatenate([weights_GE, augmentation.temperature * np.array(bonus_GX)], axis=1)
+    # Only columns that some setting weighs, but at least one to sort by.
     moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else np.array([zeros_BD.shape[1]])
     moved_rows = moved[moved < rows_LE.shape[1]]
     columns_LX = np.concatenate(

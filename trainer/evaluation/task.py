@@ -120,6 +120,7 @@ class Task:
                 f"seen before (exclude_seen), {short_n.sum():,} with too few earlier pairs (least_history)"
             )
         if max_queries is not None and len(rows_N) > max_queries:
+            # Sorted, because positives find their rows by binary search.
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
             pairs = pairs.take(is_in(pairs.request_rows, rows_N))
         positives = Positives.collect(

@@ -178,6 +178,7 @@ def _profile_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         flat = pc.utf8_trim_whitespace(pc.list_flatten(parts))
         joined = pc.mean(pc.greater(pc.list_value_length(parts), 1).cast(pa.float64())).as_py()
         different = pc.count_distinct(flat).as_py()
+        # Commas and semicolons are in plain text too; parts that repeat are joined values.
         fewer = separator == "|" or different < distinct_sample
         if joined >= 0.05 and fewer and different <= 0.2 * len(sample) + 20 and _words(flat) <= 3:
             return ColumnProfile(name, "joined", distinct, nulls, separator=separator)
@@ -257,6 +258,7 @@ def assign_roles(
             roles[role] = max(named, key=lambda name: (_score(name, names, columns), ids[name]))
     for role in ("query_id", "label_id"):
         if roles[role] is None and (free_names := free()):
+            # A column with another value in every row numbers the rows, and is the last guess.
             roles[role] = max(free_names, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
             guessed.append(role)
     query, label = roles["query_id"], roles["label_id"]

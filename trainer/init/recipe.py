@@ -111,6 +111,7 @@ def draft_recipe(
             )
     paths = {"train": sources, **{key: [path] for key, path in feature_tables.items() if path}}
     text = _recipe(out, log, choices, roles, tables, paths)
+    # `x` never replaces a recipe that exists.
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # a check of the written file
@@ -164,6 +165,7 @@ def _recipe(
     for key, files in paths.items():
         relative = [os.path.relpath(path.resolve(), out.parent.resolve()) for path in files]
         data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
+    # A twentieth of many pairs measures well enough, and leaves more to train on.
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
     data += _data(log, choices, roles, held_out)
     used_names = {"history", roles.query_id, roles.label_id}

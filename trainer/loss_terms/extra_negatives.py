@@ -133,6 +133,7 @@ class Retrieved(ColumnNegatives):
         part_S = np.arange(size)
         random_BS = rng.random((len(rows_B), size))
         entry_BS = ((part_S + random_BS) * lengths_B1 / np.maximum(drawn_B1, 1)).astype(np.int64)
+        # Rounding may reach the end of a list.
         entry_BS = np.clip(entry_BS, 0, np.maximum(lengths_B1 - 1, 0))
         labels_BS = np.take_along_axis(lists_BK, entry_BS, axis=1)
         return {"_retrieved": np.where(part_S < drawn_B1, labels_BS, batch["_positive"][:, None]).astype(np.int32)}

@@ -146,6 +146,7 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
 def _draw_neighbours(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
     """Draw one of each row's neighbours uniformly, int32 [B]; a row without neighbours gets itself."""
     lengths_B = np.sum(near_BK >= 0, axis=1)
+    # Rounded down, so a row without neighbours has entry 0, which the last line replaces.
     at_B = (rng.random(len(own_B)) * lengths_B).astype(np.int64)
     drawn_B = np.take_along_axis(near_BK, at_B[:, None], axis=1)[:, 0]
     return np.where(lengths_B > 0, drawn_B, own_B).astype(np.int32)

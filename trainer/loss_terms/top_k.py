@@ -88,6 +88,7 @@ class TopK:
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
+        # The positive is never drawn, but is a label that may lie above β.
         if self.never_the_positive:
             multiplicity_BM = ops.concatenate([multiplicity_BM, ops.ones_like(positive_B[:, None])], axis=1)
             scores_BM = ops.concatenate([scores_BM, positive_B[:, None]], axis=1)

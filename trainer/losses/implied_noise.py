@@ -151,6 +151,7 @@ def _unnormalised(
     if LOSSES[objective.family].shifted:
         log_nu_L = col_L
     elif objective.family_arguments.get("pairwise"):
+        # `miss` in row_y only undoes that draws exclude the positive, so it is no part of ρ.
         log_nu_L = log_q_L + col_L - (row_L - miss)
     else:
         log_nu_L = log_q_L + col_L

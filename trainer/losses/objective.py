@@ -56,6 +56,7 @@ class Objective:
             log_eta_B: log η of the rows, float32; None for any other family.
             rate: step size of η in (0, 1), float32 scalar.
         """
+        # Exponentials of thousands of negatives are summed, for which bfloat16 has too few digits.
         positive_B, negative_BM = (ops.cast(it, "float32") for it in (logits.positive_B, logits.negative_BM))
         logits = logits._replace(positive_B=positive_B, negative_BM=negative_BM)
         weighted, loss = self._weighted(logits), LOSSES[self.family].loss
@@ -72,6 +73,7 @@ class Objective:
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         nothing_B = ops.zeros_like(positive_B)
         m_B = nothing_B + negative_BM.shape[1] if logits.m_B is None else logits.m_B
+        # A batch of one pair has m = 0, and log 0 would make the gradient NaN.
         log_m_B = ops.log(ops.maximum(m_B, 1.0))
         log = LogProbabilities(
             pi_positive=logits.log_pi_positive_B,
@@ -105,6 +107,7 @@ class Objective:
         if not LOSSES[self.family].shifted:
             positive_B, negative_BM = positive_B + logits.log_q_positive_B, negative_BM + logits.log_q_negative
         squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(negative_BM))
+        # A row whose negatives are all masked is penalised for its positive alone.
         unmasked_B = ops.sum(ops.cast(ops.logical_not(logits.hits_BM), "float32"), axis=1)
         negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(unmasked_B, 1.0)
         return self.regularizer * (ops.square(positive_B) + negatives_B)

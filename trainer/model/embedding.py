@@ -41,6 +41,7 @@ class EmbeddingTable(keras.layers.Layer):
         initializer = normal(seed=seed) if scale and drawn_whole else "zeros"
         self.table = backend.rows_variable(rows, dim, name=f"{name}_rows", initializer=initializer)
         if scale and not drawn_whole:
+            # A seed for each block: with one seed, all blocks would hold the same rows.
             seeds = np.random.SeedSequence(seed)
             backend.fill(
                 self.table,

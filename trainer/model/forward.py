@@ -92,6 +92,7 @@ class Forward:
             inputs, history_labels = read_distinct(towers.label_rows, inputs, self._readers, shared=True)
         own_B2 = None if model.drawn_audience is None else batch["_own"]
         label_inputs = model.gather_label_inputs(labels_E, self._seed, own_B2)
+        # Drawn on the device, where label inputs are; those of queries come with the batch.
         for name, value, rate in self._unknown:
             ids = label_inputs[name]
             unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < rate

@@ -40,6 +40,7 @@ class WeightedBag(keras.layers.Layer):
             size_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True) + self.damping
         else:
             size_B1 = ops.sqrt(ops.sum(ops.square(weights_BP), axis=1, keepdims=True))
+        # An empty bag has size 0, and its zero vector must not become NaN.
         return pooled_BD / ops.maximum(size_B1, 1e-6)
 
     def _attended(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:

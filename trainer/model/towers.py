@@ -141,6 +141,7 @@ def build_towers(
             readers[key] = name
             if name not in tables:
                 rows = vocabulary_rows.get(name) or feature.table_rows or 0
+                # A seed for each table: with one seed, tables of one width would begin alike.
                 seed = recipe.seed + len(tables)
                 scale = recipe.model.init_scale
                 tables[name] = EmbeddingTable(rows, feature.dim, scale=scale, seed=seed, name=f"table_{name}")

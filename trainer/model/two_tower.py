@@ -94,6 +94,7 @@ class TwoTower:
         self.towers = build_towers(recipe, encoding.vocabulary_rows, encoding.numbers)
         self.tables = dict(self.towers.tables)
         if recipe.model.label_bias:
+            # Row 0 is the out-of-vocabulary row of every table, so label y has row y + 1.
             self.tables[LABEL_BIAS] = EmbeddingTable(labels + 1, 1, scale=0.0, seed=0, name="label_bias")
         self.entry_ids = {
             name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
@@ -149,6 +150,7 @@ class TwoTower:
 
     def embed_queries(self, inputs: Inputs) -> Float32:
         """Return query tower outputs, float32 [B, D]; histories read label embeddings of the last `embed_labels`."""
+        # Histories read label embeddings, which must have been computed once.
         if not self._label_rows_filled:
             self.embed_labels()
         with in_float32(self.towers.query):
@@ -192,6 +194,7 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
     two, because JAX compiles a tower again for every new shape.
     """
     ends_BF = np.stack([_ends(inputs[f"{name}__weight"]) for name in encoded], axis=1)
+    # Stable, so that equal queries are always embedded in the same blocks.
     order_B = np.argsort(ends_BF.max(axis=1), kind="stable")
     for start in range(0, len(order_B), _SEQUENCES):
         rows_b = order_B[start : start + _SEQUENCES]

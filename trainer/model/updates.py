@@ -53,6 +53,7 @@ def mean_gradients(tables: Mapping[str, EmbeddingTable], parts: Sequence[Gradien
     """Average gradients over parts, over the distinct rows of all parts."""
     distinct, rows = [], []
     for i, table in enumerate(tables.values()):
+        # Needed for one part too: on several devices this sends gradients to the rows' owners.
         ids_U, rows_UD, total_UD = backend.sums(
             table.table, [part.distinct[i] for part in parts], [part.rows[i] for part in parts]
         )
@@ -126,6 +127,7 @@ class Updates:
                 for penalty, (ids_U, rows_UD), gradient in zip(self.l2.values(), distinct, row_gradients, strict=True)
             ]
             dense_gradients = [
+                # A penalty on log T would pull T towards 1.
                 gradient if variable is self._model.log_temperature else gradient + 2 * self.config.l2 * variable.value
                 for gradient, variable in zip(dense_gradients, self._dense, strict=True)
             ]

@@ -183,6 +183,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: Count, gradients: bool = Fals
     """
     batch = in_batch(setup)
     share_L = np.exp(_log_share(setup))
+    # `choice` refuses probabilities whose sum rounding has moved off 1.
     first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
     labels_M = untrained_variable(first_M.astype(np.int32), "memory_labels")
 
@@ -309,4 +310,5 @@ def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
         gap = owed[np.minimum(overdrawn_by, len(owed) - 1)] - lent[:-1]
         keep[lenders[:-1][closes]] = 1 - gap[closes]
         alias[lenders[:-1][closes]] = lenders[1:][closes]
+    # Rounding of the sums can leave a cell slightly outside of [0, 1].
     return np.clip(keep, 0, 1).astype(np.float32), alias.astype(np.int32)

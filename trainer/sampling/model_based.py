@@ -189,6 +189,7 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
     rows_ND = np.zeros((1 << depth, 1 + scaled_LD.shape[1]), np.float32)
     rows_ND[leaves_L] = np.concatenate([size_L1, size_L1 * scaled_LD], axis=1)
     sums_ND = subtree_sums(rows_ND)
+    # Padding has size 0: the mean of its subtree is never used, but must not be NaN.
     size_N = np.maximum(sums_ND[:, 0], np.finfo(np.float32).tiny)
     empty_N = sums_ND[:, 0] == 0
     return {

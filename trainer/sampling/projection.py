@@ -73,6 +73,7 @@ def fit_projection(
     shift_C, scale_C = np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
     for feature, start in zip(features, starts, strict=False):
         if feature.kind == "number":
+            # Zeros of numbers are stored, so these are the values of all queries.
             values = matrix.data[matrix.indptr[start] : matrix.indptr[start + 1]]
             shift_C[start], scale_C[start] = values.mean(), values.std() or 1.0
             values -= shift_C[start]
@@ -121,6 +122,7 @@ def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
     """Compute principal directions, divided by the first standard deviation, float64 [C, dims]."""
     queries, columns = matrix.shape
     components_CK = np.zeros((columns, dims))
+    # Equal queries have no direction, and rounding errors would pass for some.
     if matrix.power(2).sum() / queries - mean_C @ mean_C <= _NO_VARIANCE * (mean_C @ mean_C):
         return components_CK
     # Randomised subspace iteration: the sparse matrix is never centred, the mean is subtracted from products instead.

@@ -47,6 +47,7 @@ def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTre
     penalties.write_text(json.dumps(fitted.held_out), encoding="utf-8")
     working = path.with_suffix(".part")
     fitted.proposal.write(working)
+    # Last and in one step: where the tree exists, its penalties do too.
     working.replace(path)
     return fitted
 

@@ -51,6 +51,7 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
     """
     depth, dims = max(labels - 1, 0).bit_length(), z_NK.shape[1]
     theta_JE = np.zeros((1 << depth, dims + 1))
+    # Stable, so that sums are taken in one order and trees repeat.
     by_label_N = np.argsort(labels_N, kind="stable")
     counts_L = np.bincount(labels_N, minlength=labels)
     tree = _Pairs(z_NK[by_label_N], np.concatenate([[0], np.cumsum(counts_L)]))
@@ -226,6 +227,7 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
         direction_JE[up] = np.linalg.solve(curvature[better], gradient[better, :, None])[:, :, 0]
         gain = 0.5 * np.einsum("je,je->j", gradient[better], direction_JE[up])
         scale_J[down] *= 0.5
+        # An objective is at most 0, so 1 minus it is a scale that is never 0.
         pending_J[up[gain <= _TOLERANCE * (1 - best_J[up])]] = False
         pending_J[down[scale_J[down] < _SHORTEST_STEP]] = False
     return theta_JE

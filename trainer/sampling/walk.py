@@ -28,6 +28,7 @@ def sample_leaves(
     """Draw leaves by ancestral sampling, int32 of `shape`."""
     nodes_BM = ops.ones(shape, "int32")
     for _ in range(depth):
+        # One number a level for all rows: the cost does not depend on how the rows' paths part.
         right_BM = keras.random.uniform(shape, seed=seed) < ops.sigmoid(right_log_odds(rows_BK, nodes_BM))
         nodes_BM = 2 * nodes_BM + ops.cast(right_BM, "int32")
     return nodes_BM - (1 << depth)

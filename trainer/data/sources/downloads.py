@@ -149,4 +149,5 @@ def _unpack(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as contents:
         for entry in contents.infolist():
             if not entry.is_dir():
+                # The last part of a name alone, so that no entry can leave the folder.
                 (folder / Path(entry.filename).name).write_bytes(contents.read(entry))
