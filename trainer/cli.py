@@ -90,15 +90,13 @@ def prepare(
     set_: _Set = None,
 ) -> None:
     """Read a recipe's data once into data.prepared. Later jobs map that folder. Run again to resume."""
-    from longtail.trainer.config import load_recipe
+    checked = _load_recipe(recipe, set_)  # before anything slow is loaded
+    from longtail.trainer import check as checking
+    from longtail.trainer.data import prepared
 
-    checked = load_recipe(recipe, set_ or [])
-    from longtail.trainer.check import examine, print_summary
-    from longtail.trainer.data.prepared import prepare
-
-    dataset, folder = prepare(checked)
-    console = Console(stderr=True)
-    print_summary(examine(checked, dataset), lambda line: console.print(line, highlight=False, soft_wrap=True))
+    dataset, folder = prepared.prepare(checked)
+    report, console = checking.examine(checked, dataset), Console(stderr=True)
+    checking.print_summary(report, lambda line: console.print(line, highlight=False, soft_wrap=True))
     typer.echo(folder)
 
 
@@ -124,14 +122,11 @@ def fit(
 
     The default λ is chosen on valid, the figures are those of test. Run again to resume.
     """
-    from longtail.trainer.config import load_recipe
-
-    checked = load_recipe(recipe, set_ or [])  # before anything slow is loaded
+    checked = _load_recipe(recipe, set_)
     _choose_backend(checked)
     with importing():
-        from longtail.trainer import job
+        from longtail.trainer import Reporter, job
         from longtail.trainer.devices import WORLD, Cluster
-        from longtail.trainer.progress import Reporter
 
     cluster = Cluster()
     if process is not None:
@@ -154,13 +149,10 @@ def tune(
     set_: _Set = None,
 ) -> None:
     """Search the ranges in [tune] for the best recipe. Trials are compared on valid. Run again to continue."""
-    from longtail.trainer.config import load_recipe
-
-    checked = load_recipe(recipe, set_ or [])
+    checked = _load_recipe(recipe, set_)
     _choose_backend(checked)
     with importing():
-        from longtail.trainer import study
-        from longtail.trainer.progress import Reporter
+        from longtail.trainer import Reporter, study
 
     study.tune(checked, out, Reporter(), storage=storage)
 
@@ -173,11 +165,9 @@ def check(
 ) -> None:
     """Read a recipe and its data, and report on both. Nothing is trained. Exit code 1 if fit would refuse it."""
     from longtail.trainer import check as checking
-    from longtail.trainer.config import load_recipe
 
-    overrides = set_ or []
-    report = checking.check(recipe, overrides=overrides)
-    if report.ok and (checked := load_recipe(recipe, overrides)).own_layers:
+    report = checking.check(recipe, overrides=set_ or [])
+    if report.ok and (checked := _load_recipe(recipe, set_)).own_layers:
         from longtail.trainer.export.trial import try_own_layers
 
         try:
@@ -211,33 +201,27 @@ def evaluate(
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation, stored or measured again."""
+    if target_prior is not None and (recipe is not None or set_):
+        raise RecipeError("--target-prior: expected a bundle alone, whose valid figures it reweighs")
+    with importing():
+        from longtail.trainer.evaluation import bundle as measured, tables, target
 
     if target_prior is not None:
-        if recipe is not None or set_:
-            raise RecipeError("--target-prior: expected a bundle alone, whose valid figures it reweighs")
-        from longtail.trainer.evaluation.report import target_table
-        from longtail.trainer.evaluation.target import HitsByLabel
-
-        Console().print(target_table(HitsByLabel.read(bundle), target_prior).rich())
+        Console().print(tables.target_table(target.HitsByLabel.read(bundle), target_prior).rich())
         return
-    with importing():
-        from longtail.trainer.config import load_recipe
-        from longtail.trainer.evaluation import bundle as measured
-        from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, rolling_table
-
     if rolling is not None:
         if recipe is None or rolling < 1:
             raise RecipeError("--rolling: expected --recipe with it, and at least one period")
         figures = measured.evaluate_rolling(bundle, recipe, rolling, overrides=set_ or [])
-        metric = load_recipe(recipe, set_ or []).evaluation.metric
-        Console().print(rolling_table(figures, bundle.name, metric).rich())
+        metric = _load_recipe(recipe, set_).evaluation.metric
+        Console().print(tables.rolling_table(figures, bundle.name, metric).rich())
         return
     result = measured.evaluate(bundle, recipe, overrides=set_ or [])
     if markdown:
-        print(evaluation_markdown(result.dial, result.metric))
+        print(tables.evaluation_markdown(result.dial, result.metric))
     else:
         title = f"{result.name}: {result.bias_removal.curve_split}"
-        Console().print(evaluation_table(title, result.dial, result.metric).rich())
+        Console().print(tables.evaluation_table(title, result.dial, result.metric).rich())
     if result.left_out is not None:
         print(f"\n{result.left_out}." if markdown else result.left_out)
 
@@ -265,6 +249,12 @@ def upload(
         return
     upload_bundle(bundle, url)
     print(f"uploaded: {url}")
+
+
+def _load_recipe(path: Path, overrides: list[str] | None) -> Recipe:
+    from longtail.trainer.config import load_recipe
+
+    return load_recipe(path, overrides or [])
 
 
 def _choose_backend(recipe: Recipe) -> None:

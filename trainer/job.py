@@ -14,6 +14,7 @@ from longtail.bundle import Bundle
 from longtail.bundle.store import refuse_existing
 from longtail.trainer.check import examine, print_summary
 from longtail.trainer.checkpoint import lock_folder, shared_facts
+from longtail.trainer.choice import choose_dial, create_hit_counter
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.cooccurrence import rebuild_term
 from longtail.trainer.data.prepared import read_dataset
@@ -26,7 +27,6 @@ from longtail.trainer.results import Selection, finish, report_choice
 from longtail.trainer.temperature import choose_temperature
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import train
-from longtail.trainer.trained import choose_dial, create_hit_counter
 from longtail.trainer.warm_start import WarmStart
 
 

@@ -22,12 +22,11 @@ from longtail.trainer.devices import WORLD, first_before_others, private_folder
 from longtail.trainer.evaluation.dial import Dial, Setting, compute_floors, lines, missed
 from longtail.trainer.evaluation.groups import list_records
 from longtail.trainer.evaluation.ranking import define_buckets
-from longtail.trainer.evaluation.report import (
-    DefaultFigures,
+from longtail.trainer.evaluation.report import DefaultFigures, html_report
+from longtail.trainer.evaluation.tables import (
     baseline_table,
     evaluation_table,
     group_table,
-    html_report,
     in_words_of_buckets,
     terminal_columns,
 )

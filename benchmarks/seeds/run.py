@@ -20,10 +20,11 @@ from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.batches import epoch_batches, one_per_query
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.train import Run, prepare_run
+from longtail.trainer.run import Run, prepare_run
 from longtail.trainer.trained import Trained
 
 _VALID_QUERIES = 2_000

@@ -18,7 +18,7 @@ import longtail.trainer
 from longtail.bundle.one_line import LONGEST, one_line
 from longtail.index import ExactRows, open_releases
 from longtail.trainer import load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from tests.trainer import tiny
 
 

@@ -34,7 +34,8 @@ from longtail.tables import DataError
 from longtail.tables.times import UNITS
 from longtail.trainer.audit.lists import ListColumns, match_ids, read_lists
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.init.recipe import draft_recipe
 from tests.bundles import make_bundle

@@ -17,7 +17,7 @@ from longtail.serving.events.folder import read_lines
 from longtail.serving.events.schema import event_json
 from longtail.serving.export import export
 from longtail.trainer.config import DataConfig
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import server

@@ -8,7 +8,7 @@ import pytest
 
 from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import logs

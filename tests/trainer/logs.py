@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.trainer.config import DataConfig
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.pairs import Pairs
 
 

@@ -13,7 +13,7 @@ from longtail.bundle import Bundle
 from longtail.trainer import backend
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import evaluation_markdown
+from longtail.trainer.evaluation.tables import evaluation_markdown
 from tests.backends import environment
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished

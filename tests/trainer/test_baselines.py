@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Buckets
+from longtail.trainer.choice import create_hit_counter
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.baselines import (
@@ -34,7 +35,6 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.results import Selection, finish
-from longtail.trainer.trained import create_hit_counter
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.sources import DATASETS, KnownDataset, downloads as sources, lists, movielens, prepare
 from longtail.trainer.data.sources.downloads import Download, Source, Wheel, fetch
 from longtail.trainer.errors import DataError

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.sources import DATASETS, KnownDataset, delicious, prepare
 from longtail.trainer.data.sources.delicious import read_delicious
 from longtail.trainer.errors import DataError

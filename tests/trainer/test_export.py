@@ -18,7 +18,7 @@ from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.baselines import BASELINES
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
+from longtail.trainer.evaluation.tables import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.trained import Trained

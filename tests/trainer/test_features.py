@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 from longtail.bundle import FeatureReader
 from longtail.bundle.vocabulary import hash_token
 from longtail.trainer.data.columns import Bags
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError

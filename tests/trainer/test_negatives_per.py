@@ -18,7 +18,7 @@ from longtail.trainer.loss_terms import KnownPositives
 from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.objective import balance
-from longtail.trainer.train import prepare_run
+from longtail.trainer.run import prepare_run
 from tests.trainer import tiny
 
 TRAIN = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), (2, 1), (2, 4)).sorted()

@@ -12,7 +12,7 @@ from longtail.tables.database import OpenedFile
 from longtail.trainer.cli import app
 from longtail.trainer.config import Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.rows import name_sources
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.prepared import prepare
 from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny

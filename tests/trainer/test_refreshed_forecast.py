@@ -17,7 +17,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.problems import RowReport
-from longtail.trainer.init.recipe import draft_prior
+from longtail.trainer.init.sections import draft_prior
 from longtail.trainer.prior import fit_forecast
 
 START, DAY = 1.7e9, 86_400.0

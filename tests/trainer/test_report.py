@@ -12,15 +12,8 @@ from longtail.bundle.frequency import Buckets
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.examples import Example
-from longtail.trainer.evaluation.report import (
-    DefaultFigures,
-    _exposure,
-    baseline_table,
-    html_report,
-    in_words_of_buckets,
-    plot_dial,
-    terminal_columns,
-)
+from longtail.trainer.evaluation.report import DefaultFigures, _exposure, html_report, plot_dial
+from longtail.trainer.evaluation.tables import baseline_table, in_words_of_buckets, terminal_columns
 from longtail.trainer.history import TrainingHistory
 from tests.bundles import make_bundle
 from tests.trainer import tiny

@@ -110,7 +110,7 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
             steps.append(step)
             yield step, batch
 
-    monkeypatch.setattr("longtail.trainer.train.TrainStep", Watched)
+    monkeypatch.setattr("longtail.trainer.run.TrainStep", Watched)
     monkeypatch.setattr("longtail.trainer.train.epoch_batches", watched)
     tiny.train(job(negatives=negatives), DATA, tmp_path, epochs=3)
     assert steps == 3 * [*range(5)]

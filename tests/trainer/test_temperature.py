@@ -13,7 +13,7 @@ from longtail.trainer.errors import DivergedError, TrainerError
 from longtail.trainer.evaluation.target import HitsByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
-from longtail.trainer.study import SearchSpace
+from longtail.trainer.search_space import SearchSpace
 from longtail.trainer.temperature import TEMPERATURES
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny

@@ -9,7 +9,7 @@ import pytest
 
 from longtail.trainer import RecipeError, load_recipe
 from longtail.trainer.config import recipe_toml
-from longtail.trainer.study import SearchSpace
+from longtail.trainer.search_space import SearchSpace
 from tests.trainer import tiny
 
 RECIPES = sorted((Path(__file__).parents[2] / "trainer/recipes").glob("*.toml"))

@@ -20,7 +20,8 @@ from longtail.trainer.audit.lists import ListColumns, ListEntries, match_ids, re
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import format_errors
 from longtail.trainer.config.rows import name_sources
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.baselines import Interactions

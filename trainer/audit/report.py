@@ -19,13 +19,8 @@ from longtail.bundle.report_table import ReportTable, metric_cell, metric_cells
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.audit.measure import Audit
 from longtail.trainer.evaluation.groups import list_records
-from longtail.trainer.evaluation.report import (
-    baseline_table,
-    baselines_html,
-    group_table,
-    groups_html,
-    terminal_columns,
-)
+from longtail.trainer.evaluation.report import baselines_html, groups_html
+from longtail.trainer.evaluation.tables import baseline_table, group_table, terminal_columns
 from longtail.trainer.metric_registry import parse_k
 
 _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1")

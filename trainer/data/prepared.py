@@ -26,7 +26,8 @@ from longtail.tables.lake import file_version
 from longtail.tables.queries import find_all_files
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
-from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.loading import load_dataset
 from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.problems import Problem, RowReport
 from longtail.trainer.devices import first_before_others

@@ -1,12 +1,10 @@
-"""Write a job's tables, and a self-contained report.html."""
+"""Write a self-contained report.html, and plot the dial."""
 
 from __future__ import annotations
 
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,26 +14,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from longtail.bundle import BUCKET_NAMES, Buckets, Bundle, CurvePoint
-from longtail.bundle.arrays import Float64, Int64
+from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint
+from longtail.bundle.arrays import Float64
 from longtail.bundle.forecast import NatsAt
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, style
 from longtail.bundle.report_table import Cell, ReportTable, metric_cells
 from longtail.trainer.config import Recipe
-from longtail.trainer.evaluation.baselines import format_settings
-from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing, select_line
+from longtail.trainer.evaluation.dial import Dial, Setting, select_line
 from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
-from longtail.trainer.evaluation.target import HitsByLabel
+from longtail.trainer.evaluation.tables import (
+    SYMBOLS,
+    baseline_table,
+    curve_table,
+    describe_noise,
+    group_table,
+    list_dials,
+    report_columns,
+)
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import parse_k
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
-_SYMBOLS = ("λ", "μ", "ω", "β torso", "β tail")
-"""Names of the dials in their order in a setting; β of new labels is the tail's, or 0."""
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 
@@ -51,120 +53,6 @@ class DefaultFigures(NamedTuple):
 
 
 _NO_FIGURES = DefaultFigures()
-
-
-def terminal_columns(metric: str) -> dict[str, str]:
-    """Return the metrics of a terminal table by heading."""
-    k = parse_k(metric)
-    return {"recall": f"recall@{k}", "nDCG": f"ndcg@{k}", **{bucket: f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES}}
-
-
-def report_columns(metric: str) -> dict[str, str]:
-    """Return the metrics of a report's table by heading."""
-    k = parse_k(metric)
-    names = [
-        f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
-        f"balanced_error@{k}", f"coverage@{k}", f"gini@{k}", *(f"exposure@{k}/{bucket}" for bucket in BUCKET_NAMES),
-    ]  # fmt: skip
-    return {name: name for name in names}
-
-
-def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
-    """Create a terminal table with a row per setting of the curve; the default is marked."""
-    k, chosen_by = parse_k(metric), dial.bias_removal.chosen_by
-    recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
-    caption = f"▶ default λ, by {chosen_by}; {recall_words}"
-    if len(_dials(dial)) > 1:
-        effects = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence", "β tail": ", β is a bucket's bonus"}
-        words = "".join(effects.get(symbol, "") for symbol in _dials(dial))
-        caption = f"λ {_removes(dial)}{words}; ▶ default, by {chosen_by}; {recall_words}"
-    columns = terminal_columns(metric) | {"coverage": f"coverage@{k}"}
-    return replace(_curve_table(dial, columns), title=f"{title}, top {k}", caption=caption)
-
-
-def evaluation_markdown(dial: Dial, metric: str) -> str:
-    """Return the curve as Markdown, with all measured metrics."""
-    k = parse_k(metric)
-    measured = {name for point in dial.curve for name in point.metrics}
-    extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
-    return _curve_table(dial, report_columns(metric) | {name: name for name in extras}).markdown()
-
-
-def _curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
-    """Create a table with a row per setting of the curve."""
-    dials = _dials(dial)
-    rows = [
-        [*(f"{Setting.read_point(point)[i]:g}" for i in dials.values()), *metric_cells(point.metrics, columns.values())]
-        for point in dial.curve
-    ]
-    defaults = [i for i, point in enumerate(dial.curve) if Setting.read_point(point) == dial.default]
-    return ReportTable([*dials, *columns], rows, name_columns=len(dials), marked=defaults)
-
-
-def target_table(measured: HitsByLabel, prior: str) -> ReportTable:
-    """Create a table of recall under another prior; the best is marked."""
-    recalls, covered = measured.recall(prior)
-    recalls = sorted(recalls)
-    theory = f"theory: {measured.theory[prior]}; " if prior in measured.theory else ""
-    moving = [len({setting[i] for setting, _ in recalls}) > 1 for i in range(1, len(_SYMBOLS))]
-    dials = {symbol: i for i, symbol in enumerate(_SYMBOLS) if i == 0 or moving[i - 1]}
-    rows = [
-        [
-            *(f"{setting[i]:g}" for i in dials.values()),
-            f"{recall.value:.4f}", f"{recall.low:.4f} – {recall.high:.4f}",
-        ]
-        for setting, recall in recalls
-    ]  # fmt: skip
-    return ReportTable(
-        [*dials, f"recall@{measured.k}", "95 %"], rows, name_columns=len(dials),
-        marked=[int(np.argmax([recall.value for _, recall in recalls]))],
-        title=f"valid, labels drawn as {prior}, top {measured.k}",
-        caption=f"▶ best; {theory}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest",
-    )  # fmt: skip
-
-
-def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> ReportTable:
-    """Create a table of a model with several priors over periods of test."""
-    columns = {heading: key for heading, key in terminal_columns(metric).items() if heading != "nDCG"}
-    rows = [
-        [
-            f"{datetime.fromtimestamp(period.begin, UTC):%m-%d %H:%M}", f"{period.pairs:,}", period.prior,
-            *metric_cells(period.metrics, columns.values()),
-        ]
-        for period in figures
-    ]  # fmt: skip
-    return ReportTable(
-        ["from", "pairs", "prior", *columns], rows, title=f"{name}, top {parse_k(metric)}",
-        marked=[i for i, period in enumerate(figures) if period.prior == "refreshed"],
-        caption="counts: of training; forecast: as released; refreshed: by the pairs before the period, with labels "
-        "dated in it",
-    )  # fmt: skip
-
-
-def baseline_table(compared: Comparison, columns: Mapping[str, str]) -> ReportTable:
-    """Create a table of the model at its default and every baseline."""
-    models = {compared.subject: compared.model, **compared.baselines}
-    rows = [
-        [Cell(name, format_settings(compared.settings.get(name, {}))), *metric_cells(metrics, columns.values())]
-        for name, metrics in models.items()
-    ]
-    took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
-    return ReportTable(
-        ["", *columns], rows, marked=[0], caption=f"to learn and answer: {took}",
-        title=f"{compared.subject.capitalize()} and its baselines, top {parse_k(compared.metric)}",
-    )  # fmt: skip
-
-
-def group_table(groups: Sequence[Group], metric: str, columns: Mapping[str, str]) -> ReportTable:
-    """Create a table of every group of queries."""
-    rows = [
-        [Cell(group.name, group.about), f"{group.queries:,}", *metric_cells(group.metrics, columns.values())]
-        for group in groups
-    ]
-    return ReportTable(
-        ["group", "queries", *columns], rows, name_columns=2, title=f"By group of queries, top {parse_k(metric)}",
-        caption="; ".join(f"{group.value}: {group.about}" for group in groups if group.about),
-    )  # fmt: skip
 
 
 def html_report(
@@ -190,9 +78,9 @@ def html_report(
     plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
     default = f"Default λ = {dial.default.bias_removal:g}"
-    if "μ" in _dials(dial):
-        default += f" ({html.escape(_removes(dial))}), μ = {dial.default.popularity:g}"
-    if "ω" in _dials(dial):
+    if "μ" in list_dials(dial):
+        default += f" ({html.escape(describe_noise(dial))}), μ = {dial.default.popularity:g}"
+    if "ω" in list_dials(dial):
         default += f", ω = {dial.default.cooccurrence:g}"
     default += "".join(f", β {bucket} = {value:g}" for bucket, value in dial.default.bonus.items())
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
@@ -205,22 +93,10 @@ def html_report(
     body = (
         f"{_examples_html(figures.examples)}{baselines_html(figures.compared)}{groups_html(figures.groups, metric)}"
         f"{price_html(dial, k)}{by_time_html(by_time)}\n"
-        f"<h2>Every {' and '.join(_dials(dial))}</h2>{_curve_table(dial, report_columns(metric)).html()}"
+        f"<h2>Every {' and '.join(list_dials(dial))}</h2>{curve_table(dial, report_columns(metric)).html()}"
     )
     verdict = "" if figures.compared is None else figures.compared.sentence
     return page(recipe.name, f"{intro}<br>{words} {html.escape(buckets)}", facts, plots, body, verdict=verdict)
-
-
-def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
-    """Describe the buckets with their numbers of labels."""
-    labels = np.bincount(buckets.assign(counts_L), minlength=len(BUCKET_NAMES))
-    bounds = (
-        f"over {buckets.head_above:,g} training pairs", f"over {buckets.tail_upto:,g}", "fewer", "none"
-    )  # fmt: skip
-    parts = [
-        f"{name} {bound} ({count:,} labels)" for name, bound, count in zip(BUCKET_NAMES, bounds, labels, strict=True)
-    ]
-    return f"Labels by their training pairs: {', '.join(parts)}."
 
 
 def _examples_html(examples: Sequence[Example]) -> str:
@@ -311,15 +187,6 @@ def price_html(dial: Dial, k: str) -> str:
     return f"<h2>What recall costs the tail</h2><p>{words}</p>{table.html()}"
 
 
-def _dials(dial: Dial) -> dict[str, int]:
-    """Return the dials of a curve with their index in a setting."""
-    return {
-        symbol: at
-        for at, symbol in enumerate(_SYMBOLS)
-        if at == 0 or any(Setting.read_point(point)[at] for point in dial.curve)
-    }
-
-
 def _lambdas(dial: Dial) -> list[CurvePoint]:
     """Select the points of λ's line."""
     return select_line(dial.curve, "bias_removal", dial.default)
@@ -329,7 +196,7 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
     """Plot recall and exposure over one dial; nothing of a line of one point."""
     if len(points) < 2:
         return []
-    at = _SYMBOLS.index(symbol)
+    at = SYMBOLS.index(symbol)
     grid = [Setting.read_point(point)[at] for point in points]
     return [
         plot(
@@ -370,13 +237,6 @@ def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
             if (legend := axes.get_legend()) is not None:
                 legend.remove()
     return figure
-
-
-def _removes(dial: Dial) -> str:
-    noise = dial.bias_removal.noise
-    if noise.startswith("p_n(y|x)^0"):
-        return "adds p_n(y|x), of which training left nothing to remove"
-    return "has nothing to remove" if removes_nothing(noise) else f"removes {noise}"
 
 
 def _recall(axes: Axes, grid: list[float], points: list[CurvePoint], default: float, words: str, k: str) -> None:
