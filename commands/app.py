@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -49,6 +49,18 @@ def say_next(*words: object, note: str = "") -> None:
     """Print the next command on standard error."""
     sys.stdout.flush()  # so that lines come in order where both streams are one file
     print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
+
+
+def split_settings(settings: Sequence[str] | None, keys: Collection[str] = (), *, hint: str = "") -> dict[str, str]:
+    """Split the `KEY=VALUE` texts of `--set`; `keys` are those that it takes, by default any."""
+    values: dict[str, str] = {}
+    for setting in settings or ():
+        key, _, value = setting.partition("=")
+        if not (key and value) or (keys and key not in keys):
+            expected = f" of {', '.join(keys)}" if keys else ""
+            raise typer.BadParameter(f"expected KEY=VALUE{expected}, received {setting!r}{hint}", param_hint="--set")
+        values[key] = value
+    return values
 
 
 def _print_version(is_set: bool) -> None:

@@ -145,7 +145,7 @@ def audit(
         query, label, time: columns of ids and times, in every table.
         k: length of the lists.
         queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
-        options: `groups`, `baselines`, `rank`, `score`, `buckets`, `include_seen`.
+        options: `groups`, `baselines`, `rank`, `score`, `buckets`, `exclude_seen`.
 
     Raises:
         DataError, RecipeError: a table cannot be read, or arguments do not go together.

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from longtail.bundle import BundleError
 from longtail.bundle.integrity import MANIFEST
 from longtail.bundle.objects import is_url, local_path
-from longtail.commands.app import app_of_commands
+from longtail.commands.app import app_of_commands, split_settings
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.index.release.releases import find_release
@@ -388,10 +388,7 @@ def _settings(**shared_options: Any) -> Settings:
 def _read_options(settings: list[str] | None) -> dict[str, Any]:
     """Parse `--set KEY=VALUE`; a value is JSON, or else text."""
     options: dict[str, Any] = {}
-    for setting in settings or []:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise typer.BadParameter(f"expected KEY=VALUE, received {setting!r}", param_hint="--set")
+    for key, value in split_settings(settings).items():
         try:
             options[key] = json.loads(value)
         except ValueError:

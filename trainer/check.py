@@ -24,7 +24,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.errors import DataError, TrainerError
+from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
 from longtail.trainer.limits import assign_buckets, count_held_out, find_refusals, warn_of_future
 
@@ -99,6 +99,13 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     except (TrainerError, DataError) as error:
         report.problems.append(str(error))
     report.warnings.extend(_warn_of_features(report.features))
+    if report.ok and checked.own_layers:
+        from longtail.trainer.export.trial import try_own_layers  # loads Keras
+
+        try:
+            try_own_layers(checked)
+        except RecipeError as error:
+            report.problems.append(str(error))
     return report
 
 

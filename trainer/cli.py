@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from longtail.commands.app import app_of_commands, say_next
+from longtail.commands.app import app_of_commands, say_next, split_settings
 from longtail.extras import importing
+from longtail.trainer.devices import WORLD, Cluster, check_installed, describe_lost_process
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 
 if TYPE_CHECKING:
@@ -71,10 +72,9 @@ def init(
     ] = None,
 ) -> None:
     """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
-    from longtail.trainer.config.reading import split_settings
     from longtail.trainer.init.recipe import draft_recipe
 
-    columns = split_settings(set_ or [], _COLUMN_KEYS, hint="; edit the recipe for other keys")
+    columns = split_settings(set_, _COLUMN_KEYS, hint="; edit the recipe for other keys")
     columns = {key.removeprefix("data."): column for key, column in columns.items()}
     roles = draft_recipe(clicks, out, queries=queries, labels=labels, **columns)
     say = Console(stderr=True).print
@@ -126,7 +126,6 @@ def fit(
     _choose_backend(checked)
     with importing():
         from longtail.trainer import Reporter, job
-        from longtail.trainer.devices import WORLD, Cluster
 
     cluster = Cluster()
     if process is not None:
@@ -167,13 +166,6 @@ def check(
     from longtail.trainer import check as checking
 
     report = checking.check(recipe, overrides=set_ or [])
-    if report.ok and (checked := _load_recipe(recipe, set_)).own_layers:
-        from longtail.trainer.export.trial import try_own_layers
-
-        try:
-            try_own_layers(checked)
-        except RecipeError as error:
-            report.problems.append(str(error))
     if json_:
         print(json.dumps({"ok": report.ok} | asdict(report), indent=1, ensure_ascii=False))
     else:
@@ -240,14 +232,13 @@ def upload(
 
     The registry gets a new version. longtail-index build takes the URL. Run again to resume.
     """
-    from longtail.bundle.registry import is_registered, upload_version
-    from longtail.bundle.remote import upload_bundle
+    from longtail.bundle import registry, remote
 
-    if is_registered(url):
-        version = upload_version(bundle, url)
+    if registry.is_registered(url):
+        version = registry.upload_version(bundle, url)
         print(f"registered: {version.source}, run {version.run}")
         return
-    upload_bundle(bundle, url)
+    remote.upload_bundle(bundle, url)
     print(f"uploaded: {url}")
 
 
@@ -260,8 +251,6 @@ def _load_recipe(path: Path, overrides: list[str] | None) -> Recipe:
 def _choose_backend(recipe: Recipe) -> None:
     """Choose JAX for several devices, unless KERAS_BACKEND is set."""
     if recipe.training.devices == "all":
-        from longtail.trainer.devices import check_installed
-
         check_installed()
         os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -273,7 +262,6 @@ def main() -> None:
     is exit code 3, unless JAX ends this process first.
     """
     from longtail.bundle import BundleError
-    from longtail.trainer.devices import WORLD, describe_lost_process
     from longtail.trainer.quiet import quiet_tensorflow
 
     quiet_tensorflow()

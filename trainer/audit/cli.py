@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from longtail.commands.app import App, VersionOption
+from longtail.commands.app import App, VersionOption, split_settings
 
 app = App()
 
@@ -83,21 +83,21 @@ def run(
     from longtail.trainer.audit.measure import AuditInputs, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
-    from longtail.trainer.config.reading import split_settings
-    from longtail.trainer.errors import RecipeError
 
     refuse_existing(out)
     promised = None if promise is None else read_promise(promise)
     names = ["popularity", "item-kNN"] if options.baseline is None else options.baseline
-    settings = split_settings(options.set_ or [], _KEYS)
-    if (seen := settings.pop("evaluation.exclude_seen", "true")) not in ("true", "false"):
-        raise RecipeError(f"--set evaluation.exclude_seen: expected true or false, received {seen!r}")
+    settings = split_settings(options.set_, _KEYS)
+    if (exclude := settings.pop("evaluation.exclude_seen", "true")) not in ("true", "false"):
+        raise typer.BadParameter(
+            f"evaluation.exclude_seen: expected true or false, received {exclude!r}", param_hint="--set"
+        )
     figures = audit(
         AuditInputs(
             as_source(lists), train, test,
             ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
             groups=tuple(options.group or ()), valid=options.valid,
-            baselines=tuple(name for name in names if name != "none"), exclude_seen=seen != "false",
+            baselines=tuple(name for name in names if name != "none"), exclude_seen=exclude != "false",
             **{key.partition(".")[2]: value for key, value in settings.items()},
         )
     )  # fmt: skip

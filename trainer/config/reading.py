@@ -61,17 +61,6 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: {error}") from error
 
 
-def split_settings(texts: Sequence[str], keys: Sequence[str], *, hint: str = "") -> dict[str, str]:
-    """Split `KEY=VALUE` options; raises RecipeError for a key outside of `keys`."""
-    values: dict[str, str] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        if key not in keys or not value:
-            raise RecipeError(f"--set: expected KEY=VALUE of {', '.join(keys)}, received {text!r}{hint}")
-        values[key] = value
-    return values
-
-
 def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
     """Say which columns of ids no training file has, since other problems may follow; None if unknown."""
     from longtail.tables import find_files

@@ -159,9 +159,9 @@ class Encoding:
             ],
             numbers=numbers,
             entry_ids={
-                feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
+                feature.table_name: vocabularies[table].encode(dataset.label_ids)
                 for feature in recipe.query.features
-                if feature.entry_table is not None
+                if feature.entries == "both" and (table := feature.entry_table)
             },
         )
 
