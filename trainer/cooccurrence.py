@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
-from longtail.bundle.arrays import Bools, Int32
+from longtail.bundle.arrays import Int32
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.histories import LogPairs, Remembered, remember, to_refusals
 from longtail.bundle.manifest import CooccurrenceSettings
@@ -84,7 +84,8 @@ def choose_term(
         k: length of the lists that it needs.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
-    few_N = _sample_queries(len(task.rows_N), recipe.seed)
+    few_N = np.zeros(len(task.rows_N), np.bool_)
+    few_N[np.random.default_rng(recipe.seed).permutation(len(few_N))[:_QUERIES]] = True
     few, few_lists = task.select_rows(few_N), lists.select_rows(few_N)
     alone = [metric(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
     weights = [weight for weight in config.weights if weight]
@@ -93,7 +94,9 @@ def choose_term(
     by_rank = recipe.evaluation.metric.partition("@")[0] not in METRICS
 
     def values(top_NK: Int32) -> tuple[float, float]:
-        return metric(few, top_NK[:, :k]), _gain(few, top_NK)
+        # 1 / log2(rank + 1) of the positives found varies less by chance than hits of short lists.
+        discounts_K = np.log2(np.arange(top_NK.shape[1]) + 2)
+        return metric(few, top_NK[:, :k]), float((few.positives.hits(top_NK) / discounts_K).sum())
 
     highest = [max(column) or 1.0 for column in zip(*map(values, few_lists.top_GNK), strict=True)]
 
@@ -142,18 +145,6 @@ def choose_term(
 
 def _popularity(setting: Setting) -> float:
     return abs(setting.bias_removal) + abs(setting.popularity)
-
-
-def _sample_queries(rows: int, seed: int) -> Bools:
-    """Mask at most `_QUERIES` rows, drawn by seed, bool [rows]."""
-    few_N = np.zeros(rows, np.bool_)
-    few_N[np.random.default_rng(seed).permutation(rows)[:_QUERIES]] = True
-    return few_N
-
-
-def _gain(task: Task, top_NK: Int32) -> float:
-    """Sum 1 / log2(rank + 1) over the positives in the lists. It varies less by chance than hits of short lists."""
-    return float((task.positives.hits(top_NK) / np.log2(np.arange(top_NK.shape[1]) + 2)).sum())
 
 
 def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Sequence[float]) -> list[Setting]:

@@ -249,7 +249,9 @@ def _encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Fea
     mean, std = (float(measured.mean()), float(measured.std())) if len(training_values) else (0.0, 0.0)
     if len(training_values) and training_values.min() == training_values.max():
         std = 0.0  # rounding can leave equal numbers a tiny deviation
-    if exported is None and std and not _standardisable(measured, mean, std):
+    # Standardised values and factors must fit in float32.
+    largest = max(abs(mean), float(np.abs(measured).max(initial=0))) / std if std else 0.0
+    if exported is None and std and not (_LEAST_STD <= std <= _MOST_STD and largest <= _LARGEST_FLOAT32):
         raise source.wrong(
             feature,
             f"numbers that float32 can standardise, of standard deviations from {_LEAST_STD:.2g} to {_MOST_STD:.2g} "
@@ -268,11 +270,6 @@ def _encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Fea
         arrays = {"": values, "__missing": absent.astype(np.float32)}
         return EncodedColumn(arrays, {"missing": None}, (mean, std or 1.0))
     return EncodedColumn({"": values}, {"missing": fill}, (mean, std or 1.0))
-
-
-def _standardisable(values: Float64, mean: float, std: float) -> bool:
-    """Return whether standardised values [n] and factors fit in float32."""
-    return _LEAST_STD <= std <= _MOST_STD and max(abs(mean), float(np.abs(values).max())) / std <= _LARGEST_FLOAT32
 
 
 def find_boundaries(training_values: Float64, buckets: int) -> list[float]:

@@ -38,8 +38,9 @@ def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str
     if split.strategy == "temporal":
         number, remarks = _latest(database, pairs, shares)
     elif split.strategy == "random":
-        tests, held_out_pairs = _counts(database, pairs, shares)
-        number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held_out_pairs} THEN 1 ELSE 0 END"
+        (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+        tests, valids = (int(count * share) for share in shares)
+        number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {tests + valids} THEN 1 ELSE 0 END"
     else:
         number = _last_of_each(database, pairs, split.strategy, shares, separate)
     table = database.name("cut")
@@ -70,13 +71,6 @@ def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str
 def column_names(database: Database, table: str) -> list[str]:
     """Return the names of the columns of a DuckDB table."""
     return [row[0] for row in database.rows(f"DESCRIBE {table}")]
-
-
-def _counts(database: Database, pairs: str, shares: list[float]) -> tuple[int, int]:
-    """Count the pairs of test, and of test and valid."""
-    (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
-    tests, valids = (int(count * share) for share in shares)
-    return tests, tests + valids
 
 
 def _shuffled(database: Database, pairs: str, seed: int) -> str:

@@ -210,10 +210,6 @@ def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: da
     log.alive = f"NOT {early}"
 
 
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
 def check_log(
     log: InteractionLog, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
 ) -> str:
@@ -255,7 +251,7 @@ def check_log(
     unused = "false"
     if weights:
         unweighted_types = [i for i, factor in enumerate(weights.values()) if factor == 0]
-        unused = f"coalesce(event IN ({_listed(unweighted_types) or 'NULL'}), false)"
+        unused = f"coalesce(event IN ({', '.join(map(str, unweighted_types)) or 'NULL'}), false)"
     dropped, unweighted = database.row(
         f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {table}"
     )

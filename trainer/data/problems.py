@@ -201,17 +201,14 @@ def find_problems(
             if check.raw is not None and check.raw in opened.names:
                 column, kind = opened.column(check.raw)
                 expected = check.of_text or expected if is_text(kind) else expected
-                words = _format_cell(opened.value(column, row_numbers[0] - file_rows.first_row))
+                cell = opened.value(column, row_numbers[0] - file_rows.first_row)
+                words = repr(cell) if isinstance(cell, str) else "null" if cell is None else str(cell)
             elif check.counted is not None:
                 words = check.counted(file)
             words = check.format_value(value) if words is None else words
             problems.append(Problem(opened.file.name, check.column, expected, words, rows, count, check.fatal))
         report.note(problems)
     return " OR ".join(f"({check.condition})" for check in checks if check.fatal) or "false"
-
-
-def _format_cell(value: object) -> str:
-    return repr(value) if isinstance(value, str) else "null" if value is None else str(value)
 
 
 def refuse_problems(

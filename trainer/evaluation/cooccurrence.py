@@ -8,7 +8,7 @@ Legend: `N` rows of a task, `B` a block of them, `L` labels, `D` dimensions, `K`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -172,7 +172,8 @@ class TowerLists:
             indices.setdefault(setting.of_towers, []).append(i)
         tops = {towers: self.top_GNK[self.settings.index(towers), :, :length] for towers in indices}
         largest = max(setting.cooccurrence for setting in settings)
-        for block in self._blocks():
+        for start in range(0, len(self.rows_N), _QUERIES):
+            block = slice(start, min(start + _QUERIES, len(self.rows_N)))
             top_of = {towers: top_NK[block] for towers, top_NK in tops.items()}
             candidates, c_n = self._candidates_with(block, term, top_of, largest)
             by_row, c_BC = candidates.by_row(rows := len(self.rows_N[block])), padded(candidates.row_n, c_n, rows, 0)
@@ -192,10 +193,6 @@ class TowerLists:
                     else:
                         top_SNK[i, block] = _ranked(scores_BC, by_row.label_n, *sought, length)
         return top_SNK
-
-    def _blocks(self) -> Iterator[slice]:
-        for start in range(0, len(self.rows_N), _QUERIES):
-            yield slice(start, min(start + _QUERIES, len(self.rows_N)))
 
     def _weights(self, block: slice, term: HistoryTerm, weight: float) -> Float32:
         """Return ω of every row of a block, float32 [B]."""

@@ -20,20 +20,12 @@ from longtail.bundle.forecast import NatsAt
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, style
 from longtail.bundle.report_table import Cell, ReportTable, metric_cells
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation import tables
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, select_line
 from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
-from longtail.trainer.evaluation.tables import (
-    SYMBOLS,
-    baseline_table,
-    curve_table,
-    describe_noise,
-    group_table,
-    list_dials,
-    report_columns,
-)
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import parse_k
 
@@ -78,9 +70,9 @@ def html_report(
     plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
     default = f"Default λ = {dial.default.bias_removal:g}"
-    if "μ" in list_dials(dial):
-        default += f" ({html.escape(describe_noise(dial))}), μ = {dial.default.popularity:g}"
-    if "ω" in list_dials(dial):
+    if "μ" in tables.list_dials(dial):
+        default += f" ({html.escape(tables.describe_noise(dial))}), μ = {dial.default.popularity:g}"
+    if "ω" in tables.list_dials(dial):
         default += f", ω = {dial.default.cooccurrence:g}"
     default += "".join(f", β {bucket} = {value:g}" for bucket, value in dial.default.bonus.items())
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
@@ -93,7 +85,8 @@ def html_report(
     body = (
         f"{_examples_html(figures.examples)}{baselines_html(figures.compared)}{groups_html(figures.groups, metric)}"
         f"{price_html(dial, k)}{by_time_html(by_time)}\n"
-        f"<h2>Every {' and '.join(list_dials(dial))}</h2>{curve_table(dial, report_columns(metric)).html()}"
+        f"<h2>Every {' and '.join(tables.list_dials(dial))}</h2>"
+        f"{tables.curve_table(dial, tables.report_columns(metric)).html()}"
     )
     verdict = "" if figures.compared is None else figures.compared.sentence
     return page(recipe.name, f"{intro}<br>{words} {html.escape(buckets)}", facts, plots, body, verdict=verdict)
@@ -133,7 +126,7 @@ def baselines_html(compared: Comparison | None) -> str:
     differences = ReportTable(["", *metrics], rows, marked=[[*compared.differences].index(compared.best)])
     return (
         f"<h2>{subject} and its baselines</h2><p>{html.escape(words)}</p>"
-        f"{baseline_table(compared, report_columns(compared.metric)).html()}"
+        f"{tables.baseline_table(compared, tables.report_columns(compared.metric)).html()}"
         f"<h2>{subject} less each baseline</h2>"
         f"<p>Paired by query, with 95 % intervals; the best baseline is marked.</p>{differences.html()}"
     )
@@ -143,7 +136,7 @@ def groups_html(groups: Sequence[Group], metric: str) -> str:
     """Write the figures of every group of queries, with intervals."""
     if not groups:
         return ""
-    return f"<h2>By group of queries</h2>{group_table(groups, metric, report_columns(metric)).html()}"
+    return f"<h2>By group of queries</h2>{tables.group_table(groups, metric, tables.report_columns(metric)).html()}"
 
 
 def by_time_html(by_time: Sequence[NatsAt]) -> str:
@@ -196,7 +189,7 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
     """Plot recall and exposure over one dial; nothing of a line of one point."""
     if len(points) < 2:
         return []
-    at = SYMBOLS.index(symbol)
+    at = tables.SYMBOLS.index(symbol)
     grid = [Setting.read_point(point)[at] for point in points]
     return [
         plot(

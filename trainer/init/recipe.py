@@ -22,6 +22,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.interactions import EVENT, FEEDBACK_COLUMNS, IMPRESSIONS, ROLE_COLUMNS, TIME
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.init import sections
 from longtail.trainer.init.columns import (
     KINDS,
     Roles,
@@ -30,20 +31,7 @@ from longtail.trainer.init.columns import (
     profile_column,
 )
 from longtail.trainer.init.events import draft_ratings
-from longtail.trainer.init.sections import (
-    MOST_BAD_ROWS,
-    WIDTH,
-    begins_availability,
-    draft_cooccurrence,
-    draft_data,
-    draft_label_columns,
-    draft_prior,
-    draft_tower,
-    is_feature_name,
-    join_lines,
-    name_features,
-    to_toml,
-)
+from longtail.trainer.init.sections import MOST_BAD_ROWS, WIDTH
 
 _SHRINKAGE, _MOST_SHRUNK = 30, 0.001
 """`l2` times the number of training pairs, and the most that `l2` may be."""
@@ -131,12 +119,12 @@ def _read(
 
     Label columns that a prior may use are read too.
     """
-    settings = tomllib.loads(join_lines(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
+    settings = tomllib.loads(sections.join_lines(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in files] for key, files in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
     label = {"features": [{"name": roles.label_id, "kind": "id"}, *labels]}
-    sections = {"name": "draft", "data": settings, "query": query, "label": label, "prior": prior}
-    recipe = Recipe.model_validate(sections)
+    tree = {"name": "draft", "data": settings, "query": query, "label": label, "prior": prior}
+    recipe = Recipe.model_validate(tree)
     return recipe, read_dataset(recipe)
 
 
@@ -144,23 +132,23 @@ def _recipe(
     out: Path, log: pa.Table, choices: pa.Table | None, roles: Roles, tables: Mapping[str, pa.Table],
     paths: Mapping[str, Sequence[Path]],
 ) -> str:  # fmt: skip
-    if not is_feature_name(roles.label_id):
+    if not sections.is_feature_name(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
     data = []
     for key, files in paths.items():
         relative = [os.path.relpath(path.resolve(), out.parent.resolve()) for path in files]
-        data.append(f"{key} = {to_toml(relative if len(relative) > 1 else relative[0])}")
+        data.append(f"{key} = {sections.to_toml(relative if len(relative) > 1 else relative[0])}")
     # A twentieth of many pairs measures well enough, and leaves more to train on.
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
-    data += draft_data(log, choices, roles, held_out)
+    data += sections.draft_data(log, choices, roles, held_out)
     used_names = {"history", roles.query_id, roles.label_id}
     profiles = {
         key: [profile_column(name, table[name]) for name in table.column_names] for key, table in tables.items()
     }
-    of_queries, left_out = name_features(profiles.get("queries", []), roles.query_id, used_names)
+    of_queries, left_out = sections.name_features(profiles.get("queries", []), roles.query_id, used_names)
     stock = [it.name for it in profiles.get("labels", []) if is_stock(it)]
     lasting = [it for it in profiles.get("labels", []) if it.name not in stock]
-    of_labels, no_label = name_features(lasting, roles.label_id, used_names)
+    of_labels, no_label = sections.name_features(lasting, roles.label_id, used_names)
     if stock:
         no_label.insert(0, f"{', '.join(stock)}: stock changes after training, so requests filter by it")
     read = [
@@ -168,7 +156,9 @@ def _recipe(
         for name, profile in of_labels
         if KINDS[profile.content] in ("id", "number")
     ]
-    dates = [it.name for it in profiles.get("labels", []) if it.content == "date" and begins_availability(it.name)]
+    dates = [
+        it.name for it in profiles.get("labels", []) if it.content == "date" and sections.begins_availability(it.name)
+    ]
     since = dates[0] if dates else None
     tried: dict[str, Any] = {"kind": "forecast", "features": [feature["name"] for feature in read], "since": since}
     draft, dataset = _read(data, paths, roles, tried if roles.timestamp else {}, read)
@@ -187,7 +177,7 @@ def _recipe(
              f"# {repeats:.0%} of the rows repeat an earlier pair.",
              f'repeats = "{"drop" if drop else "keep"}"', *unlisted]  # fmt: skip
     if "labels" in tables:
-        data += draft_label_columns(
+        data += sections.draft_label_columns(
             tables["labels"], profiles["labels"], roles.label_id, name_sources([*paths["labels"]])
         )
     unread = [name for name in log.column_names if name not in roles]
@@ -204,7 +194,7 @@ def _recipe(
     l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
     rule = f"{_SHRINKAGE} / training pairs, at most {_MOST_SHRUNK}"
     shrunk = f"l2 = {l2:.1g}  # {rule}: rows of few pairs stay short\n" if described else ""
-    served, prior = draft_prior(draft, dataset)
+    served, prior = sections.draft_prior(draft, dataset)
     passes = described and served != "count"
     periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
@@ -221,10 +211,10 @@ def _recipe(
         )
         label.append("# Training makes one id in twenty unknown, so that new labels are found by their features.")
         label_feature["unknown_rate"] = 0.05
-    query.append(f"{to_toml(history)},")
-    label.append(f"{to_toml(label_feature)},")
-    if median >= 3 and is_feature_name(roles.query_id):
-        query.insert(0, f"{to_toml({'name': roles.query_id, 'kind': 'id', 'dim': WIDTH})},")
+    query.append(f"{sections.to_toml(history)},")
+    label.append(f"{sections.to_toml(label_feature)},")
+    if median >= 3 and sections.is_feature_name(roles.query_id):
+        query.insert(0, f"{sections.to_toml({'name': roles.query_id, 'kind': 'id', 'dim': WIDTH})},")
     else:
         few = f"half of the queries have {median:g} pairs or fewer, too few for a row"
         left_out.insert(0, f"{roles.query_id}: {few}")
@@ -236,19 +226,19 @@ def _recipe(
         "init_scale = 0.01\n"
     )
     about = [f"# {source}: {report.read:,} rows, {queries:,} queries × {labels:,} labels.", *head]
-    return f"""{join_lines(about)}
+    return f"""{sections.join_lines(about)}
 # Written by `longtail-train init`, with its reasons in the comments.
 # Run      longtail-train fit {out.name} --out runs/{name}
-name = {to_toml(name)}
+name = {sections.to_toml(name)}
 
 [data]
-{join_lines(data)}
+{sections.join_lines(data)}
 
 [query]
-{draft_tower(of_queries, left_out, query)}
+{sections.draft_tower(of_queries, left_out, query)}
 
 [label]
-{draft_tower(of_labels, no_label, label, ranges=True)}
+{sections.draft_tower(of_labels, no_label, label, ranges=True)}
 
 [model]
 dim = {WIDTH}
@@ -259,8 +249,8 @@ dim = {WIDTH}
 sampler = "in_batch"
 weight = "unit"
 
-{join_lines(prior)}
-{join_lines(draft_cooccurrence(draft, dataset))}
+{sections.join_lines(prior)}
+{sections.join_lines(sections.draft_cooccurrence(draft, dataset))}
 [optimizer]
 embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
@@ -279,5 +269,5 @@ exclude_seen = true
 bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported with the model, to show whether it is better than simple methods.
-baselines = {to_toml(baselines)}
+baselines = {sections.to_toml(baselines)}
 """

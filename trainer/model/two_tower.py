@@ -193,7 +193,9 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
     An encoder's cost grows with the width, and most histories are much shorter than the longest. Widths are powers of
     two, because JAX compiles a tower again for every new shape.
     """
-    ends_BF = np.stack([_ends(inputs[f"{name}__weight"]) for name in encoded], axis=1)
+    # The number of positions up to each row's last entry.
+    filled = [inputs[f"{name}__weight"] != 0 for name in encoded]
+    ends_BF = np.stack([(it_BP * np.arange(1, it_BP.shape[1] + 1)).max(axis=1, initial=0) for it_BP in filled], axis=1)
     # Stable, so that equal queries are always embedded in the same blocks.
     order_B = np.argsort(ends_BF.max(axis=1), kind="stable")
     for start in range(0, len(order_B), _SEQUENCES):
@@ -204,10 +206,3 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
             for key in (name, f"{name}__weight"):
                 part[key] = part[key][:, :width]
         yield rows_b, part
-
-
-def _ends(weights_BP: Float32) -> Int64:
-    """Return the number of positions up to each row's last entry, int64 [B]."""
-    ends_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
-    ends_B: Int64 = ends_BP.max(axis=1, initial=0)
-    return ends_B

@@ -58,7 +58,8 @@ class Source:
 
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
     """Return the directory of a data set's raw files, downloaded if needed."""
-    cached = _cache() / name
+    base = os.environ.get("XDG_CACHE_HOME")
+    cached = (Path(base) if base else Path.home() / ".cache") / "longtail" / name
     if cached.is_dir():
         return cached
     problems = []
@@ -108,11 +109,6 @@ def unpacked(source: str | Path, folder: Path) -> Path:
 def listing(folder: Path) -> str:
     """Return the first ten names in a directory, for errors."""
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "longtail"
 
 
 def _download(download: Download, folder: Path) -> None:

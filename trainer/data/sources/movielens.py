@@ -93,7 +93,11 @@ def read_1m(folder: Path) -> dict[str, pa.Table]:
     GroupLens, in which each user's latest fifth is test.
     """
     if (folder / "train.txt").is_file():
-        splits = {name: _shifted(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
+        splits = {}
+        for split in ("train", "test"):  # the ids of MovieLens are one higher than those of the lists
+            pairs = read_lists(folder / f"{split}.txt")
+            columns = [pc.add(pairs[name].cast(pa.string()).cast(pa.int64()), 1) for name in ("query", "label")]
+            splits[split] = pa.table(columns, names=["user_id", "item_id"])
     elif (folder / "ratings.dat").is_file():
         ratings = _double_colons(folder / "ratings.dat", ["user_id", "item_id", "rating", "timestamp"])
         ratings = ratings.select(["user_id", "item_id", "timestamp"]).cast(
@@ -121,12 +125,6 @@ def _latest_fifth(ratings: pa.Table) -> dict[str, pa.Table]:
     late = rank >= np.repeat(np.ceil(count * 0.8), count)
     pairs = ratings.select(["user_id", "item_id"])
     return {"train": pairs.filter(pa.array(~late)), "test": pairs.filter(pa.array(late))}
-
-
-def _shifted(pairs: pa.Table) -> pa.Table:
-    """Shift ids back to those of MovieLens, which are one higher."""
-    columns = [pc.add(pairs[name].cast(pa.string()).cast(pa.int64()), 1) for name in ("query", "label")]
-    return pa.table(columns, names=["user_id", "item_id"])
 
 
 def _integer_ids(table: pa.Table, column: str) -> pa.Table:
