@@ -98,6 +98,7 @@ def choose_term(
         discounts_K = np.log2(np.arange(top_NK.shape[1]) + 2)
         return metric(few, top_NK[:, :k]), float((few.positives.hits(top_NK) / discounts_K).sum())
 
+    # Relative to the towers' best, so that neither of the two measures outweighs the other.
     highest = [max(column) or 1.0 for column in zip(*map(values, few_lists.top_GNK), strict=True)]
 
     def worth(matrix: Cooccurrence) -> tuple[float, Cooccurrence]:
@@ -128,6 +129,7 @@ def choose_term(
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(HistoryTerm(chosen, entries), settings, k, positives=task.positives if by_rank else None)
     judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
+    # Means of neighbours reward no single lucky cell; at an end of the grid its last cell counts twice.
     means_GW = uniform_filter(judged_GW, 3, mode="nearest")
     best = int(means_GW.argmax())
     towers = int(np.argmax(alone))
@@ -178,6 +180,7 @@ def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
     """Make W of every kind and power from the training pairs."""
     config, matrices = recipe.cooccurrence or CooccurrenceConfig(), list[Cooccurrence]()
     for kind in config.kinds:
+        # Both kinds count which label came after which.
         if kind in ("next", "mixed") and not dataset.ordered:
             continue
         powers = [0.0] if kind == "cosine" else _POWERS

@@ -149,6 +149,7 @@ def finish(
             buckets=in_words_of_buckets(define_buckets(recipe.evaluation, counts), counts),
             by_time=[] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
+    # All processes compute the bundle, in step with each other, and the first writes it.
     with private_folder() if WORLD.process else working_directory(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history
         pairs, past = dataset.with_past(getattr(dataset, split), dataset.pairs_before(split), kind)

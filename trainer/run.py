@@ -52,6 +52,7 @@ def prepare_run(
     """Check and encode the data, build the model, and load `work`'s newest checkpoint."""
     if recipe.training.devices == "all" or keras.distribution.distribution() is not None:
         use_devices(recipe)
+    # Before the model, whose layers and tables draw initial weights.
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
@@ -63,10 +64,12 @@ def prepare_run(
     identity = hash_run(recipe, dataset, None if warm_start is None else warm_start.sha256)
     tree = None
     if recipe.loss.sampler.name == "adversarial":
+        # One process fits the tree, and the others read its file.
         with first_before_others("proposal"):
             tree = fit_tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
+    # Terms come before the step, whose offset depends on the pairs that share negatives.
     terms = build_loss_terms(recipe, dataset, encoding)
     train_step = TrainStep(
         model,

@@ -167,6 +167,7 @@ def _open_study(space: SearchSpace, dataset: Dataset, out: Path, storage: str | 
     stored = study.user_attrs.get("settings")
     if stored is None:
         study.set_user_attr("settings", settings)
+        # The recipe's own values are the first trial, so that the study never ends below them.
         study.enqueue_trial(space.recipe_params())
     elif changed := [key for key in {**stored, **settings} if stored.get(key) != settings.get(key)]:
         changes = ", ".join(f"{key} {settings.get(key)} (there: {stored.get(key)})" for key in changed[:4])

@@ -145,6 +145,7 @@ class WarmStart:
             carried.skipped[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
             return
         positions = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
+        # Row 0, of unknown ids, is carried over too; −1 keeps the initial row of a new id.
         old_rows = np.concatenate([[0], np.where(positions < 0, -1, positions + 1)])
         rows = read_values(table.table)
         rows[old_rows >= 0] = old[old_rows[old_rows >= 0]]

@@ -103,6 +103,7 @@ def read_lists(source: Path | str, columns: ListColumns, k: int) -> ListEntries:
     if not len(columns_E):
         raise DataError(f"{name}: expected lists of labels, found none")
     queries, labels = (columns_E[column].combine_chunks().dictionary_encode() for column in ("query", "label"))
+    # SQL counts positions from 1.
     rank_E = columns_E["position"].to_numpy() - 1
     query_E, label_E, rank_E = (
         code.astype(np.int32) for code in (queries.indices.to_numpy(), labels.indices.to_numpy(), rank_E)

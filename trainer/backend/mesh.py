@@ -77,6 +77,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
         "zeros", shape=(padded, width), dtype="float32", trainable=False, name=name, layout=layout
     )
     variable.rows = rows
+    # Filled afterwards, because rows are not stored in the order of their ids.
     if initializer != "zeros":
         fill(variable, [np.asarray(initializer((rows, width)))])
     return variable
@@ -333,6 +334,7 @@ def _split_batch(columns: Mapping[str, Any]) -> dict[str, Any]:
     mesh = _mesh()
 
     def put(column: Any) -> Any:
+        # Such a column lies on the devices of all processes already.
         if isinstance(column, jax.Array) and not column.is_fully_addressable:
             return column
         values = np.asarray(column)

@@ -136,7 +136,9 @@ def value_and_gradients(
     with tf.GradientTape() as tape:
         tape.watch(rows)
         value, auxiliary = loss(rows)
+    # A table that no feature of the batch reads would get None for a gradient.
     gradients = tape.gradient(value, (rows, [variable.value for variable in variables]), unconnected_gradients="zero")
+    # Gradients of gathered rows come as indexed slices, which an update cannot add.
     by_row, by_variable = ([tf.convert_to_tensor(gradient) for gradient in part] for part in gradients)
     return (value, auxiliary), by_row, by_variable
 
@@ -230,6 +232,7 @@ def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:  # noqa: ARG001 (updated in place)
     """Compile a step that assigns to variables."""
+    # The width of histories differs by batch, and each width would be traced again.
     compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
     return compiled
 

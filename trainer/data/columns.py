@@ -183,6 +183,7 @@ def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.A
 
 def _split(feature: FeatureConfig, source: FeatureTable, texts: pa.Array) -> pa.Array:
     """Split every text into a list of ids; DataError for a text that is no list of ids."""
+    # Columns repeat the same lists, so each distinct text is split once.
     distinct = texts.dictionary_encode()
     entry_lists = []
     for text in distinct.dictionary.to_pylist():

@@ -261,6 +261,7 @@ def check_log(
         database.run(f"DELETE FROM {table} WHERE ({bad}) OR {unused}")
     if "weight" in cells:
         zeros = database.rows(f"SELECT file FROM {table} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
+        # A file whose weights are all 0 would add pairs without any loss: most likely a wrong column.
         errors.extend(
             f"{log.files[number].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
             "found only zeros"

@@ -312,6 +312,7 @@ def ease(data: Interactions, settings: Settings) -> FromHistory:
         square = weights_LL[start:end, start:end]
         square += np.triu(square, 1).T - np.tril(square, -1)
         weights_LL[end:, start:end] = weights_LL[start:end, end:].T
+    # A copy, because the division changes the diagonal while it is read.
     weights_LL /= -weights_LL.diagonal().copy()
     np.fill_diagonal(weights_LL, 0)
     return FromHistory(data, weights_LL, int(settings["last"]), settings["decay"])

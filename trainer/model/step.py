@@ -97,6 +97,7 @@ class TrainStep:
         if loss.frequencies == "streaming":
             # A label without an occurrence so far starts with a gap of two epochs.
             self._frequencies = StreamingFrequencies(log_pi_L, self.sampler, initial_gap=2.0 * pairs)
+        # `full` draws every label once, and has no parameter `negatives`.
         draws = loss.sampler.argument("negatives") or (0 if self.sampler.draw is None else labels)
         m = draws + (batch_size - 1 if self.sampler.in_batch else 0)  # a row's own positive is no negative
         self.terms = list(terms)

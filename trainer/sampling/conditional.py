@@ -29,6 +29,7 @@ def adversarial(
     setup: SamplerSetup,
     *,
     negatives: Count,
+    # The fit reads `dims` and `penalty` from the recipe, before this function is called.
     dims: Count = 16,  # noqa: ARG001
     penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] = 0.1,  # noqa: ARG001
 ) -> Sampler:
