@@ -136,37 +136,37 @@ def _list_columns(
     events = data.events.column if data.events else None
     lacking = [name for name in _LACKING if name in (data.weight, impressions) and name not in names]
     needed = [data.query_id, data.label_id, data.timestamp, data.weight, events]
+    cells = {name: _LACKING[name][0] for name in lacking}
     for name in filter(None, [*needed, *context, impressions]):
-        if sources.get(name, name) not in names and name not in lacking:
+        if name in lacking:
+            continue
+        if sources.get(name, name) not in names:
             hint = did_you_mean(name, names)
             raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}{hint}")
-
-    def column(name: str) -> tuple[str, str]:
-        return _LACKING[name][0] if name in lacking else opened.column(sources.get(name, name))
-
+        cells[name] = opened.column(sources.get(name, name))
     columns = {
         "file": (f"{number}::INTEGER", "INTEGER"),
-        "query": id_expression(opened, data.query_id, *column(data.query_id)),
-        "label": id_expression(opened, data.label_id, *column(data.label_id)),
+        "query": id_expression(opened, data.query_id, *cells[data.query_id]),
+        "label": id_expression(opened, data.label_id, *cells[data.label_id]),
     }
     if data.timestamp is not None:
-        columns |= time_expressions(file, data.timestamp, *column(data.timestamp))
+        columns |= time_expressions(file, data.timestamp, *cells[data.timestamp])
     if data.weight is not None:
-        value, kind = column(data.weight)
+        value, kind = cells[data.weight]
         if (weight := to_number(value, kind)) is None:
             raise file.wrong(data.weight, "numbers", type_name(kind))
         columns["weight"] = weight, "DOUBLE"
     if events is not None:
-        value, kind = column(events)
+        value, kind = cells[events]
         if not (is_text(kind) or is_integer(kind)):
             raise file.wrong(events, "event types as strings or integers", type_name(kind))
         columns["event"] = to_text(value, kind), "VARCHAR"
     if impressions is not None:
-        value, kind = column(impressions)
+        value, kind = cells[impressions]
         if not is_list_of_ids(kind):
             raise file.wrong(impressions, "lists of ids, strings or integers", type_name(kind))
         columns["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
-    columns |= {CONTEXT + name: column(name) for name in context}
+    columns |= {CONTEXT + name: cells[name] for name in context}
     notes[number] = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
     if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
         notes[number].append(
