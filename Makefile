@@ -78,9 +78,9 @@ pictures: $(VENV)/.installed-dev  ## README's pictures; needs the demo and a bro
 	$(VENV)/bin/python -m docs.pictures
 
 bench-peers: LABELS ?= 100000
-bench-peers: $(PEERS_VENV)/.installed  ## Compare the index with other vector search libraries; LABELS=1000000.
+bench-peers: $(PEERS_VENV)/.installed  ## Compare the index with other vector search libraries; LABELS=1000000 SCALE=1.6.
 	$(PEERS_VENV)/bin/python -m benchmarks.mips make data/mips-$(LABELS) --labels $(LABELS)
-	$(PEERS_VENV)/bin/python -m benchmarks.mips run data/mips-$(LABELS)
+	$(PEERS_VENV)/bin/python -m benchmarks.mips run data/mips-$(LABELS) $(if $(SCALE),--scale $(SCALE))
 	$(PEERS_VENV)/bin/python -m benchmarks.mips plot data/mips-$(LABELS)/curves.csv --out data/mips-$(LABELS)/curves.png
 
 bench-gpu: $(GPU_VENV)/.installed  ## Compare a CUDA 12 GPU with the CPU: steps, tables, indexes, two recipes; FROM=DIR has downloads.
