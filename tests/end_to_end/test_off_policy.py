@@ -30,10 +30,12 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
     def choice_probability(user: int, label: dict[str, Any]) -> float:
         return float(tastes[user, int(label["id"].removeprefix("item-"))])
 
-    def estimate(*options: object) -> dict[str, Any]:
+    def estimate(out: Path, *options: object) -> None:
         at = [option for dial in LAMBDAS for option in ("--at", dial)]
-        words = "off-policy", releases, "--until", "0m", *at, *options
-        longtail("serving", *words, "--out", tmp_path / "report.json")
+        longtail("serving", "off-policy", releases, "--until", "0m", *at, *options, "--out", out)
+
+    def read_estimate(*options: object) -> dict[str, Any]:
+        estimate(tmp_path / "report.json", *options)
         report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
         return report
 
@@ -67,10 +69,11 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
             for at, labels in labels_by_dial.items()
         }
         visit(VISITS, head=1, torso=1, tail=1)
-        report = estimate("--unit", "user_id", "--out", page)
+        report = read_estimate("--unit", "user_id")
+        estimate(page, "--unit", "user_id")
         began = datetime.now(UTC)
         visit(3, tail=1)  # of head and torso that λ = 0.8 would show besides, it says nothing
-        later = estimate("--since", began.isoformat(), "--event", "purchase")
+        later = read_estimate("--since", began.isoformat(), "--event", "purchase")
     logged, *others = report["settings"]
     assert (report["answers"], report["units"], report["left_out"]) == (VISITS * USERS, USERS, {})
     for setting, (at, expected) in zip(others, truth.items(), strict=True):
