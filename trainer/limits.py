@@ -34,6 +34,7 @@ def find_refusals(recipe: Recipe, dataset: Dataset, held_out: dict[str, HeldOut]
         check_prior,
         check_tree,
     ):
+        # Caught one by one, so that `check` names all that would be refused.
         try:
             check(recipe, dataset)
         except (TrainerError, DataError) as error:
@@ -57,6 +58,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse data with too few pairs for a step, or too few labels."""
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits, labels = dataset.count_visits(one_label_per_query=sampled), len(dataset.label_ids)
+    # In-batch negatives are the other rows of a part, so each part needs two.
     if visits < 2 * parts:
         raise DataError(f"training: expected at least {2 * parts} {'queries' if sampled else 'pairs'}, found {visits}")
     if labels < 2:
@@ -89,6 +91,7 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
     """Refuse more negatives than labels to draw or than a row has to mine."""
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     drawn, others = sampler.argument("negatives") or 0, labels - bool(sampler.argument("exclude_positive"))
+    # The memory of `cross_batch` holds labels of earlier batches, and may hold one several times.
     if drawn > others and sampler.name != "cross_batch":
         raise DataError(
             f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, received {drawn}"
@@ -127,6 +130,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
             )
     elif not len(dataset.valid) and prior is not None:
         raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
+    # Theory chooses λ by the family's link; without one it takes valid pairs to choose.
     unlinked = family not in register.BUILT_IN["family"] and LOSSES[family].link is None
     if unlinked and not len(dataset.valid) and len(evaluation.bias_removal) > 1:
         raise DataError(
@@ -177,6 +181,7 @@ def check_prior(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse a forecast that times and dates do not allow."""
     if recipe.prior.kind == "count":
         return
+    # A forecast is fitted twice: on what is known before `valid`, and on what is known before `test`.
     for pairs in (dataset.train, dataset.pairs_before("test")):
         check_forecast(recipe, dataset, pairs)
 

@@ -181,6 +181,7 @@ def describe_origin(kind: str, name: str) -> str:
     return f"{origin} {hashlib.sha256(source.encode()).hexdigest()[:12]}"
 
 
+# `sys.path` is the key of the cache: a package added to it later is looked up.
 @cache
 def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     """Map modules to the packages that install them, which takes about a second."""

@@ -230,6 +230,7 @@ class _AlignedLists:
         row_E = np.searchsorted(task.rows_N, query_row_E[in_task_E])
         label_E, rank_E = label_rows[lists.label_E[in_task_E]], lists.rank_E[in_task_E]
         length_N = np.bincount(row_E, minlength=len(task.rows_N))
+        # Entries are in order of rank, so the first of a repeated label has its best rank.
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
         top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
         top_NK[row_E[first], rank_E[first]] = label_E[first]

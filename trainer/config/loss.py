@@ -62,6 +62,7 @@ class SamplerChoice(RowChoice):
         """Return the exponent of e^f in q, 0 without sampler `model`."""
         if self.name != "model":
             return 0.0
+        # A kernel draws by e^(bandwidth·cosine), and a score is cosine / temperature.
         bandwidth = self.argument("bandwidth") or (None if self.argument("features") is None else FEATURES_BANDWIDTH)
         return 1.0 if bandwidth is None else bandwidth * temperature
 
@@ -289,6 +290,7 @@ class LossConfig(Section):
         """
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
         softmax = family == "softmax"
+        # Every label is drawn once, so these weights are all 1, and the sum over labels is exact.
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
         if self.pools:
             return f"{family!r} pools a query's positives in a batch, and one well-scored positive satisfies the loss"

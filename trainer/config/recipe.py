@@ -103,6 +103,7 @@ class Recipe(Section):
 
     def _problems_of_tables(self) -> Iterator[str]:
         """Yield features that name the same table but cannot share it."""
+        # Means and deviations of numbers are kept by the feature's name, without its tower.
         of_query, of_label = (
             {feature.name for feature in tower.features if feature.kind == "number" and not feature.has_table}
             for tower in (self.query, self.label)
@@ -247,6 +248,7 @@ class Recipe(Section):
     def export_shares(self) -> dict[str, float]:
         """Return the share of every objective in the served score, by name; empty without objectives."""
         shares = {name: it.weight if it.export is None else it.export for name, it in self.objectives.items()}
+        # The check that refuses all zeros reads these shares too.
         total = sum(shares.values()) or 1.0
         return {name: share / total for name, share in shares.items()}
 

@@ -244,6 +244,7 @@ class FeatureConfig(Section):
                 f"feature {name!r}: expected parameters that are no keys of a feature, received {reserved}"
             )
         custom_kind = KindChoice(name=name, **{key: value for key, value in values.items() if key not in keys})
+        # Validated as the built-in kind that it reads, so that its keys get that kind's checks.
         feature = handler({key: values[key] for key in keys & values.keys()} | {"kind": custom_kind.row.reads})
         if replaced_steps := sorted(_LAST_STEPS & feature._changed):
             raise ValueError(

@@ -37,6 +37,7 @@ class Problem:
     @property
     def kind(self) -> tuple[str, str, str, bool]:
         """Return what equal problems of several files share."""
+        # Behind the bracket are examples of one file, which would keep alike problems apart.
         return self.column, self.expected, self.content.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
@@ -95,6 +96,7 @@ class RowReport:
     def note(self, problems: Iterable[Problem]) -> None:
         """Add problems, file by file; equal problems of a file are merged."""
         for new in problems:
+            # Problems of a file are adjacent, so the search ends where another file begins.
             i = len(self.problems) - 1
             while i >= 0 and self.problems[i].file == new.file and self.problems[i].kind != new.kind:
                 i -= 1

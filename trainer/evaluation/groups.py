@@ -117,6 +117,7 @@ def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], In
     counts = np.bincount(code_N, minlength=len(values))
     if len(values) > _MOST and _OTHER in values:
         counts[values.index(_OTHER)] = 0
+    # Stable, so that of equally frequent values the first in the data comes first.
     order = np.argsort(-counts, kind="stable")
     rank = np.empty(len(values), np.int32)
     rank[order] = np.arange(len(values))

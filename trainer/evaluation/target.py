@@ -116,6 +116,7 @@ class HitsByLabel:
     def _weights(self, prior: str | Path) -> tuple[Float64, float]:
         """Return π* / π, float64 [L], and π*'s share on held-out labels."""
         prior_L, total = self._prior(prior)
+        # A prior of zeros divides by almost nothing here, and is refused in the next line.
         covered = float(prior_L[self.pairs_L > 0].sum()) / max(total, 1e-300)
         if not covered:
             raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
@@ -123,6 +124,7 @@ class HitsByLabel:
 
     def _prior(self, prior: str | Path) -> tuple[Float64, float]:
         """Return π*, float64 [L], and its sum over the catalogue."""
+        # Sums are over the whole catalogue, of which a bundle's `ids` hold a part.
         if prior == "train":
             return self.frequency_L, 1.0
         if prior == "uniform":

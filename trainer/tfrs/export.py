@@ -114,6 +114,7 @@ def export_tfrs(
             f"found {embeddings_LD.shape[1:]}"
         )
     label, own_id = catalogue.tower(candidate_model, options.label_tower)
+    # TFRS has no public name for it.
     temperature = 1.0 if task._temperature is None else float(task._temperature)
     loss, objective = _loss(task, sampling_probability=options.sampling_probability)
     counts_L = label_counts(catalogue.ids, counts)
@@ -145,6 +146,7 @@ def export_tfrs(
     bundle = Bundle.assemble(
         side.labels(catalogue.ids, pa.table({}) if options.display is None else options.display),
         embeddings_LD,
+        # All labels tie for a query of zeros, which says nothing of an index's recall.
         queries_CD[np.linalg.norm(queries_CD, axis=1) > 0],
         query.onnx_tower(),
         None if label is None else label.onnx_tower(own_id),
