@@ -278,6 +278,12 @@ def test_ids_beyond_2_gib_of_text_are_read(tmp_path: Path, monkeypatch: pytest.M
         assert Vocabulary.read(tmp_path / f"{name}.arrow").find_all([*ids, "?"]) == [*range(1, len(ids) + 1), 0]
 
 
-def test_batches_number_pairs_beyond_two_to_the_31st() -> None:
-    assert batches.pair_numbers(np.array([2**31]), 2**31 + 1).tolist() == [2**31]
-    assert batches.pair_numbers(np.array([5]), 6).dtype == np.int32
+def test_batches_number_pairs_beyond_two_to_the_31st(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(tiny.write_job(tmp_path))
+    dataset = read_dataset(recipe)
+    features = Encoding.fit(recipe, dataset).query
+    assert np.int32(batches.INT32_ROWS - 1) == 2**31 - 1
+    for most, kind in ((batches.INT32_ROWS, np.int32), (len(dataset.train), np.int32), (1, np.int64)):
+        monkeypatch.setattr(batches, "INT32_ROWS", most)
+        _, batch = next(batches.epoch_batches(dataset.train, features, batch_size=2, seed=0, epoch=0))
+        assert batch["_pair"].dtype == kind

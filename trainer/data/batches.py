@@ -33,6 +33,8 @@ Visits: TypeAlias = Callable[[np.random.Generator], Int64]
 
 _UNKNOWN_RATE = 0.01
 """Default `unknown_rate` of query features."""
+INT32_ROWS = 1 << 31
+"""Largest number of rows that int32 can number."""
 
 
 @dataclass(eq=False)
@@ -257,17 +259,12 @@ def epoch_batches(
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         # A generator per step, and per term: a resumed run gets the same batches without the steps before.
         batch = features.pair_inputs(rows_B, np.random.default_rng([seed, epoch, step]), packed=features.packs)
-        batch["_pair"] = pair_numbers(rows_B, len(pairs))
+        batch["_pair"] = rows_B.astype(np.int32) if len(pairs) <= INT32_ROWS else rows_B
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         for term in terms:
             batch |= term.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, term.stream]))
         yield step, batch
-
-
-def pair_numbers(rows_B: Int64, pairs: int) -> Int32 | Int64:
-    """Return rows of pairs, [B], as int32 if all rows fit."""
-    return rows_B.astype(np.int32) if pairs <= 1 << 31 else rows_B
 
 
 def prefetch(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
