@@ -258,7 +258,7 @@ def table(curves: Path, floor: float = 0.99) -> Iterator[str]:
             best = max(settings, key=lambda point: (min(float(point["recall"]), floor), int(point["rate"])))
             rate, least, most = (f"{int(best[column]):,}" for column in ("rate", "least", "most"))
             words = f"{rate} ({least}–{most}) {best['setting']}".rstrip()
-            line += f" {words} |" if float(best["recall"]) >= floor else f" [{float(best['recall']):.3f}: {words}] |"
+            line += f" {words} |" if float(best["recall"]) >= floor else f" [{float(best['recall']):.4f}: {words}] |"
         yield line
 
 

@@ -121,6 +121,13 @@ def test_pages_are_complete_without_the_site() -> None:
         assert "```{" not in text, page
 
 
+def test_figures_of_the_short_answer_are_the_notebooks() -> None:
+    figures = re.findall(r"\*\*(\d+)\*\*", (DOCS / "films.md").read_text())
+    notebook = (ROOT / "examples/movielens.ipynb").read_text()
+    assert len(figures) == 4
+    assert all(f"**{figure}**" in notebook for figure in figures)
+
+
 def test_how_it_works_is_one_picture_and_short() -> None:
     text = (DOCS / "how.md").read_text()
     assert len(re.findall(r"!\[", text)) == 1
