@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
-JUST_WATCHED = ("Trainspotting (1996)", "Shallow Grave (1994)")
+JUST_WATCHED = ("Chasing Amy (1997)", "Clerks (1994)")
 USER = "42"
 DIAL = {0.0: "λ = 0, taste beyond popularity", 1.0: "λ = 1, popularity put back"}
 BINARIES = Path(sys.executable).parent
@@ -43,6 +44,10 @@ def main() -> None:
     parser.add_argument("--oneshot", action="store_true", help="stop the service after the first query")
     options = parser.parse_args()
     begin = time.monotonic()
+    # Ended by a signal's default action, this process would leave its service running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    refuse_taken_port(options.port)
 
     if not DATA.exists():
         run("longtail-train", "data", "movielens-100k", "--out", DATA)
@@ -58,7 +63,7 @@ def main() -> None:
     )
     try:
         url = f"http://127.0.0.1:{options.port}"
-        wait_until_ready(url, service)
+        wait_until_ready(url, service, published=json.loads((RELEASES / "CURRENT").read_bytes())["current"])
         show_queries(url)
         minutes, seconds = divmod(round(time.monotonic() - begin), 60)
         console.print(f"\n[bold green]Done in {minutes} min {seconds} s.[/] Open:")
@@ -98,17 +103,40 @@ def run(*command: object) -> None:
         sys.exit(code)
 
 
-def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
-    """Wait until the service answers /readyz with 200; ends the demo if it died."""
-    while True:
-        if service.poll() is not None:
-            sys.exit(f"longtail-serve ended with exit code {service.returncode}: is the port taken? Use --port.")
+def refuse_taken_port(port: int) -> None:
+    """End the demo before it trains if its service could not listen on the port."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        sys.exit(
+            f"expected a free port for the demo's service, found 127.0.0.1 port {port}: {reason}; "
+            f"choose another: make demo PORT={another(port)}"
+        )
+
+
+def another(port: int) -> int:
+    """Return a port to propose instead."""
+    return port + 1 if port < 65_535 else 8000
+
+
+def wait_until_ready(url: str, service: subprocess.Popen[bytes], *, published: str) -> None:
+    """Wait until the demo's own service answers with the published release; ends the demo if it died."""
+    while service.poll() is None:
         try:
             urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
-        except (urllib.error.URLError, TimeoutError):
-            time.sleep(0.1)
-        else:
-            return
+            with urllib.request.urlopen(f"{url}/v1/release", timeout=5) as answer:
+                # If another service took the port during training, it answers until ours has ended.
+                if json.load(answer)["name"] == published:
+                    return
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
+            pass
+        time.sleep(0.1)
+    port = int(url.rpartition(":")[2])
+    sys.exit(
+        f"expected longtail-serve to answer at {url}, found that it ended with exit code {service.returncode}: another "
+        f"program may have taken the port meanwhile; choose another: make demo PORT={another(port)}"
+    )
 
 
 def show_dial() -> None:
@@ -125,13 +153,14 @@ def show_dial() -> None:
             continue
         values = [metrics[name]["value"] for name in ("recall@20", "recall@20/torso", "recall@20/tail")]
         shares = [metrics[name]["value"] for name in ("exposure@20/tail", "coverage@20")]
-        cells = [*(f"{value:g}" for value in setting), *(f"{value:.3f}" for value in values)]
+        mark = "▶ " if setting == default else ""
+        cells = [f"{mark}{setting[0]:g}", f"{setting[1]:g}", *(f"{value:.3f}" for value in values)]
         table.add_row(*cells, *(f"{share:.0%}" for share in shares), style="bold" if setting == default else None)
     console.print()
     console.print(table)
     console.print(
         "One model, one index: every request turns λ between tail and head, and ω, the weight of what was chosen "
-        "together. A request that names neither gets the bold line."
+        "together. A request that names neither gets the line marked ▶."
     )
 
 
