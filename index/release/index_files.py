@@ -12,8 +12,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle import Bundle, Priors
-from longtail.bundle.arrays import Int32
+from longtail.bundle import Bundle, BundleCorruptError, Priors
+from longtail.bundle.arrays import Array, Int32
 from longtail.bundle.mapped_table import read_table
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
@@ -81,7 +81,7 @@ def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -
     if not manifest.priors:
         return Priors()
     # A plain array, because every operation on a `memmap` takes microseconds more.
-    values_LP = np.asarray(read_table(root / PRIORS))
+    values_LP = np.asarray(_map_array(root / PRIORS))
     expected = (manifest.labels, len(manifest.priors))
     finite = not verify or bool(np.isfinite(values_LP).all())
     if values_LP.dtype != np.float32 or values_LP.shape != expected or not finite:
@@ -116,9 +116,17 @@ def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
                 faiss.set_deserialization_loop_limit(before[1])
 
 
+def _map_array(path: Path) -> Array:
+    """Map a NumPy array; raises ReleaseCorruptError."""
+    try:
+        return read_table(path)
+    except BundleCorruptError as error:
+        raise ReleaseCorruptError(str(error)) from error
+
+
 def _read_lists(path: Path, labels: int, lists: int) -> Int32:
     """Map the inverted list of every label, int32 [L]; raises ReleaseCorruptError."""
-    lists_L: Int32 = np.asarray(read_table(path))
+    lists_L: Int32 = np.asarray(_map_array(path))
     fits = lists_L.dtype == np.int32 and lists_L.shape == (labels,)
     if not fits or lists_L.min() < 0 or lists_L.max() >= lists:
         raise ReleaseCorruptError(

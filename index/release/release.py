@@ -27,7 +27,6 @@ from longtail.index.release.index_files import (
     read_index,
     read_priors,
 )
-from longtail.index.search.gpu import check_gpu
 from longtail.index.search.milvus_searcher import Collection, MilvusSearcher
 from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.search.searcher import Searcher
@@ -83,10 +82,8 @@ def open_release(
         verify: read every byte; otherwise only the sizes of the files are compared.
 
     Raises:
-        LongtailIndexError, BundleError: the device or server is missing, or the release differs from its manifest.
+        LongtailIndexError, BundleError: the server is missing, or the release differs from its manifest.
     """
-    if device == "gpu":
-        check_gpu()
     manifest = read_release_manifest(path)
     # The index is hashed while the bundle is: both wait for the disk.
     with ThreadPoolExecutor(1) as pool:

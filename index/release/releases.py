@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from uuid import uuid4
 
 from longtail.bundle import BundleError, BundleExistsError, BundleVersionError
@@ -53,6 +52,7 @@ from longtail.index.release.release import (
     read_release_manifest,
     verifying,
 )
+from longtail.index.search.gpu import check_gpu
 from longtail.index.search.milvus_server import MilvusServer
 
 EXPERIMENTS_FILE = "experiments.toml"
@@ -170,7 +170,12 @@ class Releases(ABC):
         Raises:
             LongtailIndexError, BundleError: there is no such release or device, or the release is damaged.
         """
-        path = self.fetch(name)
+        if device == "gpu":
+            check_gpu()  # before a download or a verification, which may take minutes
+        return self._open(self.fetch(name), device=device, mapped=mapped, towers=towers, state=state)
+
+    def _open(self, path: Path, *, device: Device, mapped: bool, towers: bool, state: Path | None) -> Release:
+        """Verify and load the copy of a release."""
         if state is not None:
             with verifying(path, state) as needed:
                 if needed:
@@ -526,16 +531,17 @@ class RemoteReleases(Releases):
         os.utime(target)  # marks the copy as in use for `drop_copies`
         return target
 
-    def open(self, name: str, **options: Any) -> Release:
-        """Open a release; a damaged copy is downloaded again."""
+    def _open(self, path: Path, *, device: Device, mapped: bool, towers: bool, state: Path | None) -> Release:
+        """Open the copy of a release; a damaged copy is downloaded again."""
         try:
-            return super().open(name, **options)
+            return super()._open(path, device=device, mapped=mapped, towers=towers, state=state)
         except BundleVersionError:
             raise  # the original at the store has the same version: downloading it again cannot help
         except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
             with downloading(self.root):
-                shutil.rmtree(self.root / name, ignore_errors=True)
-            return super().open(name, **options)
+                shutil.rmtree(path, ignore_errors=True)
+            path = self.fetch(path.name)
+            return super()._open(path, device=device, mapped=mapped, towers=towers, state=state)
 
     def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
         """Delete copies that are not needed.

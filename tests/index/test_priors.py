@@ -445,3 +445,9 @@ def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:
             read_priors(release, manifest)
     with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected sha256"):
         open_releases(tmp_path / "r").open("one")
+    (release / "index/priors.npy").write_bytes(b"garbled")
+    with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected a NumPy array file"):
+        read_priors(release, manifest)
+    (release / "index/priors.npy").unlink()
+    with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected a NumPy array file, found none"):
+        read_priors(release, manifest)

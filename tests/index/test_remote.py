@@ -311,6 +311,16 @@ def test_a_damaged_copy_is_downloaded_again(url: str, tmp_path: Path) -> None:
     assert any(file.read_bytes())
 
 
+def test_a_corrupt_download_is_not_repeated(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ObjectStore(url).delete(["a/bundle/manifest.json"])
+    releases, fetched = local(url, tmp_path / "other"), []
+    fetch = RemoteReleases.fetch
+    monkeypatch.setattr(RemoteReleases, "fetch", lambda self, name: fetched.append(name) or fetch(self, name))
+    with pytest.raises(BundleCorruptError, match=r"manifest\.json: expected a manifest, found none"):
+        releases.open("a")
+    assert fetched == ["a"]
+
+
 def test_a_failed_upload_names_the_command_that_resumes_it(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
     raises = pytest.raises(
