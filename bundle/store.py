@@ -76,7 +76,9 @@ def remove_stale(parent: Path, pattern: str = ".*.tmp") -> None:
 def refuse_existing(target: Path) -> None:
     """Raise BundleExistsError if `target` exists."""
     if target.exists() or target.is_symlink():
-        raise BundleExistsError(f"{target} already exists: expected a path that is free; nothing was changed")
+        raise BundleExistsError(
+            f"{target} already exists: expected a path that is free; nothing was changed; choose another, or delete it"
+        )
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -51,14 +51,22 @@ def say_next(*words: object, note: str = "") -> None:
     print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
 
 
-def split_settings(settings: Sequence[str] | None, keys: Collection[str] = (), *, hint: str = "") -> dict[str, str]:
-    """Split the `KEY=VALUE` texts of `--set`; `keys` are those that it takes, by default any."""
+def split_settings(
+    settings: Sequence[str] | None, error: type[Exception], keys: Collection[str] = (), *, metavar: str = "KEY=VALUE",
+    hint: str = "",
+) -> dict[str, str]:  # fmt: skip
+    """Split the texts of `--set` into keys and values; raises `error`, which the command prints in one line.
+
+    Args:
+        keys: allowed keys; by default any.
+        metavar: form of a text, as the command's help shows it.
+    """
     values: dict[str, str] = {}
     for setting in settings or ():
         key, _, value = setting.partition("=")
         if not (key and value) or (keys and key not in keys):
             expected = f" of {', '.join(keys)}" if keys else ""
-            raise typer.BadParameter(f"expected KEY=VALUE{expected}, received {setting!r}{hint}", param_hint="--set")
+            raise error(f"--set: expected {metavar}{expected}, received {setting!r}{hint}")
         values[key] = value
     return values
 

@@ -27,7 +27,7 @@ from longtail.serving.batch import TableOptions, answer
 from longtail.serving.campaign import invert
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
-from longtail.serving.errors import ServingError
+from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.events.objects import download_events, upload_events
 from longtail.serving.export import export, minutes_under_way, read_window
 from longtail.serving.http.openapi import openapi_document
@@ -386,12 +386,14 @@ def _settings(**shared_options: Any) -> Settings:
 
 
 def _read_options(settings: list[str] | None) -> dict[str, Any]:
-    """Parse `--set KEY=VALUE`; a value is JSON, or else text."""
+    """Parse `--set KEY=VALUE`; a value is JSON, or else text. Raises InvalidRequestError."""
     options: dict[str, Any] = {}
-    for key, value in split_settings(settings).items():
+    for key, value in split_settings(settings, InvalidRequestError).items():
         try:
             options[key] = json.loads(value)
-        except ValueError:
+        except ValueError as error:
+            if value.lstrip().startswith(("{", "[", '"')):
+                raise InvalidRequestError(f"--set {key}: expected JSON, received {value!r}: {error}") from error
             options[key] = value
     return options
 

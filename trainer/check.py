@@ -80,6 +80,8 @@ class CheckReport:
 def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> CheckReport:
     """Read all files of a recipe and report on them.
 
+    Custom layers are built, for which Keras is loaded.
+
     Args:
         recipe: a recipe, or the path of its TOML file.
         overrides: `KEY=VALUE`, for a path.

@@ -74,7 +74,9 @@ def init(
     """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
     from longtail.trainer.init.recipe import draft_recipe
 
-    columns = split_settings(set_, _COLUMN_KEYS, hint="; edit the recipe for other keys")
+    columns = split_settings(
+        set_, RecipeError, _COLUMN_KEYS, metavar="KEY=COLUMN", hint="; edit the recipe for other keys"
+    )
     columns = {key.removeprefix("data."): column for key, column in columns.items()}
     roles = draft_recipe(clicks, out, queries=queries, labels=labels, **columns)
     say = Console(stderr=True).print

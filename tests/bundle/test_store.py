@@ -129,7 +129,9 @@ def test_existing_target_is_refused_unchanged(tmp_path: Path, existing: str) -> 
         target.symlink_to("nowhere")
     before = target.lstat()
 
-    with pytest.raises(BundleExistsError, match=f"{target} already exists: .*nothing was changed"):
+    with pytest.raises(
+        BundleExistsError, match=f"{target} already exists: .*nothing was changed; choose another, or delete it"
+    ):
         write(target)
 
     assert target.lstat() == before

@@ -25,6 +25,7 @@ import pytest
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
 from longtail.index import open_releases
 from longtail.serving.batch import BatchError, TableOptions, answer
+from longtail.serving.cli import main
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.state import LabelStore
@@ -244,6 +245,28 @@ def test_errors_name_column_and_row(shop: Path, tmp_path: Path, what: str) -> No
     with pytest.raises(BatchError, match=messages):
         answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", table_options)
     assert not list((tmp_path / "out").glob("*part-*"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("k", "--set: expected KEY=VALUE, received 'k'"),
+        (
+            'filter={"brand":',
+            """--set filter: expected JSON, received '{"brand":': Expecting value: line 1 column 10""",
+        ),
+        ("at_least=[1", "--set at_least: expected JSON, received '[1': Expecting ',' delimiter"),
+        ('by="choices', "--set by: expected JSON, received '\"choices': Unterminated string"),
+    ],
+)
+@pytest.mark.parametrize("name", ["batch", "invert"])
+def test_bad_settings_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, setting: str, message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([name, str(tmp_path), "rows.parquet", "--out", str(tmp_path / "out.csv"), "--set", setting])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"longtail-serve: {message}")
 
 
 def test_errors_suggest_the_meant_option(shop: Path) -> None:

@@ -317,7 +317,7 @@ def test_exclude_seen_false_allows_seen_labels(tmp_path: Path) -> None:
         ({"user_id": ["a"], "item_id": ["x"]}, {"rank": "r", "score": "s"}, "rank and score are not allowed toget"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"groups": ("country",)}, "--group country is not allowed without"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"baselines": ("SVD",)}, "baselines.0: expected 'popularity'"),
-        ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "buckets: expected 'quantile' or 'coun"),
+        ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "--set evaluation.buckets: expected 'quantile'"),
     ],
 )  # fmt: skip
 def test_invalid_tables_and_options_are_refused(
@@ -416,6 +416,29 @@ def test_floor_of_an_empty_bucket_is_refused_and_chance_is_reported(compared: Au
 def test_arguments_are_refused_before_any_table_is_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
         audit_lists(tmp_path, "missing.parquet", buckets="thirds")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "data.event=view",
+            "--set: expected KEY=VALUE of data.query_id, data.label_id, data.timestamp, evaluation.bucke",
+        ),
+        ("evaluation.exclude_seen=no", "--set evaluation.exclude_seen: expected true or false, received 'no'"),
+        ("evaluation.buckets=thirds", "--set evaluation.buckets: expected 'quantile' or 'count', received 'thirds'"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    setting: str, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["longtail-audit", *arguments(shop, tmp_path / "out", "--set", setting)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"longtail-audit: {message}")
+    assert not (tmp_path / "out").exists()
 
 
 def arguments(folder: Path, out: Path, *more: str) -> list[str]:

@@ -46,7 +46,9 @@ ERRORS = {
         "evaluation.metric: expected a k of at most 16, all labels, received recall@99",
     ),
     "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
-    "set without a recipe": ("evaluate OUT --set model.dim=4", "expected a recipe with them (--recipe), received none"),
+    "set without a recipe": (
+        "evaluate OUT --set model.dim=4", "--set: expected a recipe with it (--recipe), received none",
+    ),
     "no time": ("fit RECIPE --out OUT --set data.since=soon", "data.since: expected a span such as '30d'"),
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
@@ -85,7 +87,10 @@ def test_an_existing_out_is_refused_before_any_work(
     code, _, errors = run(capsys, *(replacements.get(word, word) for word in command.split()))
 
     assert (code, out.read_text()) == (2, "mine")
-    assert errors == f"longtail-train: {out} already exists: expected a path that is free; nothing was changed\n"
+    assert errors == (
+        f"longtail-train: {out} already exists: expected a path that is free; nothing was changed; choose another, or "
+        "delete it\n"
+    )
 
 
 @pytest.mark.slow

@@ -83,15 +83,14 @@ def run(
     from longtail.trainer.audit.measure import AuditInputs, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
+    from longtail.trainer.errors import RecipeError
 
     refuse_existing(out)
     promised = None if promise is None else read_promise(promise)
     names = ["popularity", "item-kNN"] if options.baseline is None else options.baseline
-    settings = split_settings(options.set_, _KEYS)
+    settings = split_settings(options.set_, RecipeError, _KEYS)
     if (exclude := settings.pop("evaluation.exclude_seen", "true")) not in ("true", "false"):
-        raise typer.BadParameter(
-            f"evaluation.exclude_seen: expected true or false, received {exclude!r}", param_hint="--set"
-        )
+        raise RecipeError(f"--set evaluation.exclude_seen: expected true or false, received {exclude!r}")
     figures = audit(
         AuditInputs(
             as_source(lists), train, test,

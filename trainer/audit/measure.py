@@ -83,7 +83,9 @@ class AuditInputs:
             })  # fmt: skip
         except ValidationError as error:
             section = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
-            raise RecipeError(format_errors(error.errors(), section)) from error
+            message = format_errors(error.errors(), section)
+            # The command has no option of that name: `--set` takes the recipe's key.
+            raise RecipeError(f"--set evaluation.{message}" if message.startswith("buckets:") else message) from error
         if self.rank is not None and self.score is not None:
             raise RecipeError("rank and score are not allowed together because one orders a list; use one")
         if self.groups and self.queries is None:

@@ -152,7 +152,8 @@ def evaluate(
         raise RecipeError(f"split: expected valid or test, received {split!r}")
     if recipe is None and (split != "test" or overrides):
         raise RecipeError(
-            "split and overrides: expected a recipe with them (--recipe), received none: a bundle holds one table"
+            f"{'--set' if overrides else 'split'}: expected a recipe with it (--recipe), received none: a bundle holds "
+            "one table"
         )
     source = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
     if not isinstance(bundle, Bundle):

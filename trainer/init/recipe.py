@@ -55,7 +55,9 @@ def draft_recipe(
         query_id, label_id, timestamp, event: columns of `clicks`; other roles are detected.
     """
     if out.exists():
-        raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
+        raise RecipeError(
+            f"{out} already exists: expected a path that is free; nothing was changed; choose another, or delete it"
+        )
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
     sources = [clicks] if isinstance(clicks, Path) else list(clicks)
