@@ -104,8 +104,23 @@ class ReportTable:
 
 
 def metric_cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signed: bool = False) -> list[Cell]:
-    """Format metrics with their bounds as notes; a missing metric is an empty cell."""
-    return [metric_cell(metrics[name], signed=signed) if name in metrics else Cell("") for name in names]
+    """Format metrics with their bounds as notes.
+
+    A missing metric is an empty cell, and recall of a bucket without pairs a dash.
+    """
+    return [
+        Cell("")
+        if name not in metrics
+        else Cell("–")
+        if _is_without_pairs(name, metrics[name]) and not signed
+        else metric_cell(metrics[name], signed=signed)
+        for name in names
+    ]
+
+
+def _is_without_pairs(name: str, figure: Interval) -> bool:
+    """Return whether recall of a bucket has no pairs; the exact interval of pairs of which none was found is wide."""
+    return name.startswith("recall@") and "/" in name and (figure.value, figure.low, figure.high) == (0.0, 0.0, 0.0)
 
 
 def metric_cell(figure: Interval, *, signed: bool = False) -> Cell:

@@ -33,6 +33,19 @@ def test_the_same_rows_print_in_a_terminal_as_text_markdown_and_html() -> None:
     )
 
 
+def test_recall_of_a_bucket_without_pairs_is_a_dash() -> None:
+    nothing, not_found = Interval(value=0, low=0, high=0), Interval(value=0, low=0, high=0.25)
+    metrics = {
+        "recall@2/new": nothing, "recall@2/tail": not_found, "recall@2": nothing, "exposure@2/new": nothing,
+        "coverage@2/new": Interval(value=0),
+    }  # fmt: skip
+    cells = [(str(cell), cell.note) for cell in metric_cells(metrics, metrics)]
+    zero = ("0.0000", "0.0000–0.0000")
+    assert cells == [("–", ""), ("0.0000", "0.0000–0.2500"), zero, zero, ("0.0000", "")]
+    (difference,) = metric_cells(metrics, ["recall@2/new"], signed=True)
+    assert str(difference) == "+0.0000"
+
+
 def test_signed_figures_and_missing_figures() -> None:
     cells = metric_cells({"d": Interval(value=0.5, low=-0.25, high=1)}, ["d", "e"], signed=True)
     assert [(str(cell), cell.note) for cell in cells] == [("+0.5000", "-0.2500 to +1.0000"), ("", "")]

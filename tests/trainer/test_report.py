@@ -13,7 +13,13 @@ from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.report import DefaultFigures, _exposure, html_report, plot_dial
-from longtail.trainer.evaluation.tables import baseline_table, in_words_of_buckets, terminal_columns
+from longtail.trainer.evaluation.tables import (
+    adds_popularity,
+    baseline_table,
+    evaluation_table,
+    in_words_of_buckets,
+    terminal_columns,
+)
 from longtail.trainer.history import TrainingHistory
 from tests.bundles import make_bundle
 from tests.trainer import tiny
@@ -97,6 +103,26 @@ def test_report_explains_dial_and_buckets() -> None:
     page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, buckets=words).decode()
     assert "0 ranks by taste, 1 by taste and popularity." in page
     assert words in page
+
+
+@pytest.mark.parametrize(
+    ("noise", "words", "axis"),
+    [
+        ("π", "adds popularity back as log π", True),
+        ("π^0.5", "adds popularity back as log π^0.5", True),
+        ("0.5·π + 0.5/L", "adds log ν back, ν = 0.5·π + 0.5/L", False),
+        ("p_n(y|x)^0 · π", "adds log p_n(y|x), of which training took nothing away", False),
+        ("uniform", "has nothing to add back", False),
+    ],
+)
+def test_lambda_adds_what_training_took_away(noise: str, words: str, axis: bool) -> None:
+    curve = [*CURVE, point(0.5, 0.375).model_copy(update={"cooccurrence": 1.0})]
+    dial = DIAL._replace(bias_removal=DIAL.bias_removal.model_copy(update={"noise": noise, "curve": curve}))
+    caption = evaluation_table("tiny", dial, "recall@2").caption
+    assert caption.startswith(f"λ {words}, ω adds co-occurrence; ▶ default, by valid recall@2; ")
+    page = html_report(tiny.recipe(), dial, TrainingHistory([1.0], {}, 1), {}).decode()
+    assert ("0 ranks by taste, 1 by taste and popularity." in page) is axis
+    assert adds_popularity(dial) is axis
 
 
 def test_the_report_shows_answers_at_two_settings_of_the_dial() -> None:

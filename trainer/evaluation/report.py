@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
@@ -30,8 +29,6 @@ from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import parse_k
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
-_POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
-"""Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 
 
 class DefaultFigures(NamedTuple):
@@ -60,10 +57,9 @@ def html_report(
     metric = recipe.evaluation.metric
     k, frontier = parse_k(metric), figures.frontier
     prior, term = (select_line(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
-    ends = "  (left: tail, right: head)"
-    lambda_ends = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""
+    lambda_ends = "  (0: taste, 1: taste and popularity)" if tables.adds_popularity(dial) else ""
     plots = _line_plots("λ", f"bias removal λ{lambda_ends}", _lambdas(dial), dial.default, k)
-    plots += _line_plots("μ", f"popularity μ{ends}", prior, dial.default, k)
+    plots += _line_plots("μ", "popularity μ  (left: tail, right: head)", prior, dial.default, k)
     plots += _line_plots("ω", "co-occurrence ω", term, dial.default, k)
     words = f"Recall@{k} against recall@{k} of the tail, by {', '.join(frontier)}"
     plots += [plot(lambda axes: _frontier(axes, frontier, k), words)] if frontier else []

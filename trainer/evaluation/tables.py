@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from longtail.trainer.metric_registry import parse_k
 
 SYMBOLS = ("λ", "μ", "ω", "β torso", "β tail")
 """Names of the dials in their order in a setting; β of new labels is the tail's, or 0."""
+_POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 
 
 def terminal_columns(metric: str) -> dict[str, str]:
@@ -42,7 +44,7 @@ def report_columns(metric: str) -> dict[str, str]:
 def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
     """Create a terminal table with a row per setting of the curve; the default is marked."""
     k, chosen_by = parse_k(metric), dial.bias_removal.chosen_by
-    recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
+    recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels, – if none"
     caption = f"▶ default λ, by {chosen_by}; {recall_words}"
     if len(list_dials(dial)) > 1:
         effects = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence", "β tail": ", β is a bucket's bonus"}
@@ -159,8 +161,15 @@ def list_dials(dial: Dial) -> dict[str, int]:
 
 
 def describe_noise(dial: Dial) -> str:
-    """Describe what λ does to the noise."""
+    """Describe what λ adds to the scores."""
     noise = dial.bias_removal.noise
     if noise.startswith("p_n(y|x)^0"):
-        return "adds p_n(y|x), of which training left nothing to remove"
-    return "has nothing to remove" if removes_nothing(noise) else f"removes {noise}"
+        return "adds log p_n(y|x), of which training took nothing away"
+    if removes_nothing(noise):
+        return "has nothing to add back"
+    return f"adds popularity back as log {noise}" if adds_popularity(dial) else f"adds log ν back, ν = {noise}"
+
+
+def adds_popularity(dial: Dial) -> bool:
+    """Return whether λ adds popularity alone, by the name of ν."""
+    return _POWER_OF_PI.fullmatch(dial.bias_removal.noise) is not None
