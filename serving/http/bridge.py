@@ -183,6 +183,14 @@ def check_lengths(features_B: Iterable[Mapping[str, JsonValue] | None], field: s
                 at_most(len(value), MAX_IDS, "entries", f"{field.format(position)}.{name[:_LONGEST_NAME]}")
 
 
+def _propose_wrapper(location: tuple[str | int, ...], body: object, model: type[BaseModel]) -> str:
+    """Return the end of an error message if an object has the keys of an entry of its missing list; else nothing."""
+    entry_keys = model_keys((*location, 0, ""), model)
+    sent = [key for key in body if key in entry_keys] if isinstance(body, dict) else []
+    entry = ", ".join(f"{describe(key)}: …" for key in sent)
+    return f": did you mean {{{describe(location[-1])}: [{{{entry}}}]}}?" if sent else ""
+
+
 def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
     """Translate the first error of pydantic."""
     if (count := error.error_count()) > _MOST_ERRORS:
@@ -193,7 +201,8 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         return MalformedBodyError(f"expected a JSON object in UTF-8, received a body that is not: {context['error']}")
     path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
     if kind == "missing":
-        message = f"expected a value for {path[-1]}, received none; /docs has examples"
+        hint = _propose_wrapper(first["loc"], first["input"], model) or "; /docs has examples"
+        message = f"expected a value for {path[-1]}, received none{hint}"
     elif kind == "extra_forbidden":
         keys = model_keys(first["loc"], model)
         hint = did_you_mean(path[-1], keys, ELSEWHERE) or did_you_mean(path[-1].lower(), keys)

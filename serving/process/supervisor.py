@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -180,8 +181,11 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
+        in_use = error.errno == errno.EADDRINUSE
+        other_port = settings.port + 1 if settings.port < 65_535 else 8000
         raise StateError(
             f"expected a free address, found {settings.host} port {settings.port}: {error.strerror}"
+            f"{f'; choose another port, for example --port {other_port}' if in_use else ''}"
         ) from None
     listener.listen(BACKLOG)
     listener.set_inheritable(True)

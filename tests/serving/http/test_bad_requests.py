@@ -214,6 +214,26 @@ def test_json_that_cannot_be_answered(client: httpx.Client, case: str) -> None:
     assert error == {"type": "invalid_request", "message": message} | ({} if field is None else {"field": field})
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/retrieve", {"features": {"user": "u"}, "k": 3, "nonsense": 1},
+            'expected a value for queries, received none: did you mean {"queries": [{"features": …, "k": …}]}?',
+        ),
+        (
+            "/v1/feedback", {"answer_id": "a", "labels": ["b"]},
+            'expected a value for events, received none: did you mean {"events": [{"answer_id": …, "labels": …}]}?',
+        ),
+        ("/v1/retrieve", {"nonsense": 1}, "expected a value for queries, received none; /docs has examples"),
+        ("/v1/labels/delete", {"id": "a"}, "expected a value for ids, received none; /docs has examples"),
+    ],
+)  # fmt: skip
+def test_an_entry_without_its_list_gets_a_hint(client: httpx.Client, path: str, body: dict, message: str) -> None:
+    error = check(post(client, path, body), 422, "invalid_request")
+    assert error == {"type": "invalid_request", "field": message.split()[4].rstrip(","), "message": message}
+
+
 def test_a_feature_outside_features_gets_a_hint(client: httpx.Client) -> None:
     error = check(post(client, "/v1/retrieve", {"queries": [{"user_id": "u42"}]}), 422, "invalid_request")
     assert error["field"] == "queries.0.user_id"

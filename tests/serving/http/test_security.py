@@ -327,6 +327,18 @@ def test_the_command_refuses_an_open_address_without_keys(tmp_path: Path, capsys
     assert "set LONGTAIL_API_KEYS" in capsys.readouterr().err
 
 
+def test_the_command_proposes_another_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SystemExit) as caught:
+            main(["run", str(tmp_path), "--port", str(port), "--state", str(tmp_path / "state")])
+    assert caught.value.code == 2
+    assert (
+        f"expected a free address, found 127.0.0.1 port {port}: Address already in use; choose another port, for "
+        f"example --port {port + 1 if port < 65_535 else 8000}"
+    ) in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("path", ["/livez", "/v1/release"])
 @pytest.mark.parametrize(
     ("version", "headers", "status"),
