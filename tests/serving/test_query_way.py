@@ -8,7 +8,7 @@ from benchmarks.query_way import calls_of_a_load, calls_of_a_query
 
 @pytest.mark.parametrize(
     ("count_calls", "functions", "files", "calls"),
-    [(calls_of_a_query, 44, 22, 54), (calls_of_a_load, 104, 38, 212)],
+    [(calls_of_a_query, 44, 22, 54), (calls_of_a_load, 106, 38, 214)],
     ids=["query", "load"],
 )
 def test_the_way_of_a_query_and_of_a_load_does_not_grow(
