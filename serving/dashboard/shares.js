@@ -7,7 +7,7 @@ const empty = (...words) => el("p", { class: "empty" }, ...words);
 function shares(view) {
   const { window, data } = view;
   figures(byId("totals"), [
-    ["Queries", count(window.queries)],
+    ["Queries", count(window.queries), data.baseline && window.judged.queries < window.queries ? `the promise covers ${count(window.judged.queries)} of them` : ""],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
     ["Coverage", percent(window.coverage), "of all labels were answered"],
     ["Gini", fixed(data.gini, 2), "0: all labels alike, 1: one has all; two days"],
@@ -45,12 +45,14 @@ function shares(view) {
 
 function shareRow(row, bucket, view, first) {
   const { share: live, coverage } = view.window.exposures[bucket];
-  const { promised: promises, shares } = view.window.judged;
+  const { promised: promises, shares, queries: judged } = view.window.judged;
   const promised = promises[bucket];
+  const covered = shares[bucket];
   const { share, queries } = view.data.series;
-  const against = known(promised)
-    ? `promised ${percent(promised)}, ${points(shares[bucket] - promised)} · `
-    : "";
+  // The promise may cover fewer answers, and of longer ones the first labels alone: the difference is of what it covers.
+  const apart = judged < view.window.queries || percent(covered) !== percent(live);
+  const of = apart ? `${percent(covered)} in what the promise covers, ${count(judged)} of ${plural(view.window.queries, "answer")}; ` : "";
+  const against = known(promised) ? `${of}promised ${percent(promised)}, ${points(covered - promised)} · ` : "";
   row.firstElementChild.replaceChildren(
     el("p", { class: "headline" }, nameOf(bucket), el("strong", { id: `share-${bucket}` }, percent(live))),
     bullet(bucket, live, promised),

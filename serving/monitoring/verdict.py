@@ -294,7 +294,7 @@ def _judge_counts(load: Mapping[str, Any], day: Mapping[str, Any], age_days: flo
 def _judge_window(
     report: Mapping[str, Any], window: str, figures: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, str], SignalFinding | None]]:
-    judged = figures["judged"]
+    judged, answers = figures["judged"], figures["queries"]
     for source in ("organic", "feedback"):
         for kind in (ALL, *BUCKET_NAMES):
             yield (source, kind), _judge_recall(window, judged["recall"][source][kind], source, kind)
@@ -305,19 +305,21 @@ def _judge_window(
             # Added labels have no promise, and their exposures reduce the shares of the other buckets.
             is_judged = bucket != "new" or (not report["labels"]["added"] and (share or promised))
             finding = (
-                _judge_share(window, bucket, share, promised, judged["queries"], baseline["queries"])
+                _judge_share(window, bucket, share, promised, judged["queries"], baseline["queries"], answers)
                 if is_judged
                 else None
             )
             yield ("share", bucket), finding
-        yield ("scores", ALL), _judge_scores(window, figures["psi"]["scores"], judged["queries"], baseline["queries"])
+        yield ("scores", ALL), _judge_scores(
+            window, figures["psi"]["scores"], judged["queries"], baseline["queries"], answers
+        )  # fmt: skip
 
 
 def _judge_share(
-    window: str, bucket: str, share: float | None, promised: float, queries: int, queries_before: int
+    window: str, bucket: str, share: float | None, promised: float, queries: int, queries_before: int, answers: int
 ) -> SignalFinding:
     if share is None:
-        return _too_few("share_drift", bucket, window, queries, None)
+        return _too_few("share_drift", bucket, window, queries, None, answers)
     low, high = binomial_interval(share, queries, _SURE)
     off = _differ((share, low, high), (promised, *binomial_interval(promised, queries_before, _SURE)))
     ratio = max(share, _FLOOR) / max(promised, _FLOOR)
@@ -328,10 +330,11 @@ def _judge_share(
         severity = "watch"
     elif not off and not _is_decisive(share, promised, queries):
         # By two digits, so that the cache of this long computation is hit.
-        return _too_few("share_drift", bucket, window, queries, _count_decisive(float(f"{promised:.2g}")))
+        return _too_few("share_drift", bucket, window, queries, _count_decisive(float(f"{promised:.2g}")), answers)
     times = f", {ratio:.1f} times as much" if ratio >= 1 else f", {100 * ratio:.0f} % of it"
+    covered = "answers" if queries == answers else f"{queries:,} of {answers:,} answers that the promise covers"
     sentence = (
-        f"{bucket.capitalize()} gets {_percent(share)} of the answers in {_WORDS[window]} where the release promised "
+        f"{bucket.capitalize()} gets {_percent(share)} of the {covered} in {_WORDS[window]} where the release promised "
         f"{_percent(promised) + times if promised else 'none'}."
     )
     return SignalFinding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
@@ -357,13 +360,13 @@ def _count_decisive(promised: float) -> int:
     return enough
 
 
-def _judge_scores(window: str, index: float | None, queries: int, queries_before: int) -> SignalFinding:
+def _judge_scores(window: str, index: float | None, queries: int, queries_before: int, answers: int) -> SignalFinding:
     by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(queries_before, 1))
     if index is None or 0.1 <= index <= by_chance:
         least = 0.1 if index is None else index
         chance_before = _CHI_SQUARE / max(queries_before, 1)
         enough = math.ceil(_CHI_SQUARE / (least - chance_before)) if least > chance_before else None
-        return _too_few("score_drift", None, window, queries, enough)
+        return _too_few("score_drift", None, window, queries, enough, answers)
     sentence = (
         f"Scores are not distributed as those of held-out queries at the same λ in {_WORDS[window]} "
         f"(PSI {index:.2f}): other queries or features than those it was measured with."
@@ -397,8 +400,12 @@ def _judge_recall(window: str, recall: Mapping[str, Any], source: str, kind: str
     return SignalFinding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
 
 
-def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enough: int | None) -> SignalFinding:
+def _too_few(
+    signal: Signal, bucket: str | None, window: str, queries: int, enough: int | None, answers: int
+) -> SignalFinding:
     counted = f"{queries or 'no'} {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
+    if queries != answers:
+        counted = f"the promise covers {queries:,} of {answers:,} answers in {_WORDS[window]}"
     what = f"{bucket}'s share" if bucket else "the scores"
     if enough is not None:
         # As many queries were not enough here, so more than these must come.

@@ -166,6 +166,29 @@ def test_page_shows_the_report(report: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_difference_is_of_the_answers_that_the_promise_covers(tmp_path: Path) -> None:
+    """Five lists are a quarter head; a restricted one, which has no promise, is head alone."""
+    clock = Clock(NOON)
+    monitoring = open_monitoring(tmp_path, clock)
+    count_batch(monitoring, answered([[0, 4, 8, 9]] * 5, score=0.5))
+    count_batch(monitoring, answered([[0, 1, 2, 3]], restrictions=["filter"]))
+    clock.pass_(61)
+    report = monitoring.report() | {"request_id": "r-monitoring", "staged": None}
+    monitoring.close()
+    window = report["windows"]["1h"]
+    assert window["exposures"]["head"]["share"] == pytest.approx(9 / 24)
+    assert (window["judged"]["shares"]["head"], window["judged"]["promised"]["head"]) == (0.25, 0.5)
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
+    with serving({path: (200, body) for path, body in well.items()}) as url:
+        document, complaints = render(url, tmp_path / "profile")
+    assert complaints == []
+    assert text(document, "share-head") == "37.5 %"
+    note = "25.0 % in what the promise covers, 5 of 6 answers; promised 50.0 %, −25.0 pt · "
+    assert note in text(document, "share-rows")
+    assert "Queries 6 the promise covers 5 of them" in text(document, "totals")
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("status", "error", "word"),
     [

@@ -112,6 +112,15 @@ def test_a_bucket_that_doubled_its_share_comes_first() -> None:
     assert set(findings(verdict)) == {("share_drift", "torso"), ("score_drift", None)}
 
 
+def test_verdict_names_the_answers_that_the_promise_covers() -> None:
+    shares = {"head": 0.853, "torso": 0.142, "tail": 0.005, "new": 0.0}
+    sentence = "Torso gets 14.2 % of the 2,000 of 2,500 answers that the promise covers in the last hour where the "
+    assert judge(evidence(window(shares=shares) | {"queries": 2500}))["headline"].startswith(sentence)
+    few = window(5) | {"queries": 6}
+    assert ": the promise covers 5 of 6 answers in the last 24 hours; about " in judge(evidence(few))["headline"]
+    assert ": 5 queries in the last 24 hours; about " in judge(evidence(window(5)))["headline"]
+
+
 def test_steady_verdict_names_its_queries() -> None:
     verdict = judge(evidence(window()))
     assert (verdict["severity"], verdict["findings"]) == ("steady", [])
