@@ -134,7 +134,7 @@ class Trained:
         return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:
-        """Return the noise that the λ of this model removes."""
+        """Return the noise that the λ of this model adds back."""
         loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:

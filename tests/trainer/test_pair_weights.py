@@ -57,7 +57,7 @@ def test_a_weight_of_2_is_the_pair_twice(weight: str) -> None:
 
 
 def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
-    """A batch holds a pair once whatever it weighs: λ removes π of pairs, and π of weights is the other dial."""
+    """A batch holds a pair once whatever it weighs: λ adds π of pairs, and π of weights is the other dial."""
     from longtail.trainer.history import TrainingHistory
     from longtail.trainer.trained import Trained
 

@@ -124,7 +124,7 @@ def removes_nothing(noise: str) -> bool:
 
 
 class Noise(NamedTuple):
-    """Describe the noise ν that λ removes.
+    """Describe the noise ν that λ adds back.
 
     If ν is `constant`, the same for every label, λ changes nothing. With a `separate_prior`, ν is not the label
     frequency, and μ is another dial than λ. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory
@@ -138,7 +138,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def read_bundle(cls, bundle: Bundle) -> Noise:
-        """Return the noise that λ removes from a bundle's scores."""
+        """Return the noise that λ adds back to a bundle's scores."""
         separate, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = separate and bool(np.ptp(bundle.labels.log_pn) == 0)
         ahead = bundle.forecast is not None

@@ -1,4 +1,4 @@
-"""The implied noise ν of a training: its optimum divides p(y|x) by ν, and the dial λ removes ν [METHODS §9].
+"""The implied noise ν of a training: its optimum divides p(y|x) by ν, and the dial λ puts ν back [METHODS §9].
 
 Draws come from q and have weights `log w_yy' = row_y + col_y'`. If every logit is free, the expected loss is least at
 

@@ -36,7 +36,7 @@ def adversarial(
     """Draw adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
 
     Each row draws by ancestral sampling, O(K log L) per draw. The bundle keeps the tree, and the dial λ of the service
-    removes log p_n(y|x) instead of log ν.
+    adds log p_n(y|x) back instead of log ν.
 
     Args:
         negatives: labels that each row draws.

@@ -52,8 +52,8 @@ class TfrsOptions:
         bias_removal: λ of requests that name none. By default chosen on `validation`; without that 0, though what
             undoes the training in theory is 1 for weight `unit` [METHODS §9].
         sampling_probability: calls of a plain `Retrieval` gave `candidate_sampling_probability`, which it does not
-            remember. That is weight `relative`, after which nothing is left for λ to remove; without, weight `unit`,
-            after which λ = 1 removes log π [METHODS §9].
+            remember. That is weight `relative`, after which λ has nothing to add back; without, weight `unit`,
+            after which λ = 1 adds log π back [METHODS §9].
     """
 
     feature: str = "user_id"
@@ -88,7 +88,7 @@ def export_tfrs(
         query_model: a Keras model of one tensor or of a dict of them.
         candidate_model: candidate features, in batches, to embeddings [batch, D].
         task: what the model was trained with: its temperature, and the loss, for the manifest and for the noise that
-            λ removes. That noise does not include negatives beyond the batch's.
+            λ adds back. That noise does not include negatives beyond the batch's.
         candidates: the catalogue, distinct ids: an array of ids that `candidate_model` takes as they are, a pair (ids,
             columns by name), or a dataset of ids or of pairs (id, features), batched or not.
         counts: training pairs per label, by id (a label that is not named has 0) or [L] in the order of `candidates`.
