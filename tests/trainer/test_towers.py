@@ -7,10 +7,10 @@ import onnxruntime
 import pytest
 
 from longtail.trainer.export.onnx import write_onnx
-from longtail.trainer.model.embedding import dropout_masks
+from longtail.trainer.model.embedding import Dropout, dropout_masks, list_layers
 from longtail.trainer.model.features import OrMissing
 from longtail.trainer.model.pooling import Recency
-from longtail.trainer.model.towers import Towers, build_towers, in_float32, list_dropouts
+from longtail.trainer.model.towers import Towers, build_towers, in_float32
 from tests.trainer import tiny
 
 BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
@@ -42,6 +42,10 @@ def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
     rows = [np.array([5, 6, -1]), np.array([1, 5, 3])]
     expected = [row / np.linalg.norm(row) for row in rows]
     np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-6)
+
+
+def list_dropouts(tower: keras.Model) -> list[Dropout]:
+    return [layer for layer in list_layers(tower) if isinstance(layer, Dropout)]
 
 
 def test_dropout_multiplies_by_its_mask_only_in_the_block() -> None:
