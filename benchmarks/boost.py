@@ -146,7 +146,7 @@ def add(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
 
 
 def min_max(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
-    """Blend taste and boost, scaled to 0 … 1 over the fetched labels, by several weights."""
+    """Blend taste and boost, scaled to 0 … 1, by several weights."""
     if goal.boost.ndim == 1:  # conditions read properties of labels, and have none of a query's own terms
         rows_BN = fetch(taste_BL, depth)
         taste_BN, boost_BN, same_B1 = scale(taste_BL, goal, rows_BN)
@@ -155,7 +155,7 @@ def min_max(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
 
 
 def scale(taste_BL: Float32, goal: Goal, rows_BN: Int64) -> tuple[Float32, Float32, Float32]:
-    """Scale fetched tastes and boosts to 0 … 1; find their weight of the goal, [B, 1]."""
+    """Scale fetched tastes and boosts to 0 … 1, and return the weight of the goal, [B, 1]."""
     scaled, ranges, taste_BN = [], [], pick(taste_BL, rows_BN)
     for values_BN in (taste_BN, pick(goal.boost, rows_BN)):
         low_B1 = np.where(taste_BN > -np.inf, values_BN, np.float32(np.inf)).min(axis=1, keepdims=True)

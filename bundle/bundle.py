@@ -127,7 +127,10 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """Get the query tower: its file, which finds its tables, or its bytes before the bundle is written."""
+        """Get the query tower: its file, which finds its tables.
+
+        Before the bundle is written there are only its bytes.
+        """
         return self.query_tower if self.path is None else self.path / QUERY_TOWER
 
     @property
@@ -207,8 +210,7 @@ class Bundle:
         `write` and `longtail-index publish` check the invariants; the checksums prove that nothing changed since.
 
         Args:
-            towers: read the towers. Otherwise the fields are b"" and None, and `query_model` and `label_model` return
-                files.
+            towers: read the towers. Otherwise the fields are b"" and None.
             verify: compare every byte with the sha256 of the manifest. Otherwise only sizes are compared.
 
         Raises:

@@ -25,24 +25,24 @@ ready() {{ until command curl -sf localhost:{port}/readyz >/dev/null; do kill -0
 
 
 def blocks(language: str, text: str) -> list[str]:
-    """The blocks of one language, without their indent."""
+    """Return the blocks of one language, without their indent."""
     return [re.sub(rf"(?m)^{indent}", "", body) for indent, name, body in _BLOCK.findall(text) if name == language]
 
 
 def typed_lines(language: str, body: str) -> str:
-    """Return what a reader types of a block: a shell block, or the lines after `$` of a block with output."""
+    """Return what a reader types of a block: all, or the lines after `$`."""
     if language in ("console", "text"):
         return "".join(re.findall(r"(?m)^\$ ((?:.*\\\n)*.*\n)", body))
     return body if language in ("sh", "bash") else ""
 
 
 def section(text: str, heading: str) -> str:
-    """What stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
 def script(text: str, port: int, *, written: bool = True) -> str:
-    """One script of all that a page says to type, but for files to write where `written` is false."""
+    """Write one script of all commands of a page, and of its files unless `written` is false."""
     lines = [_PRELUDE.format(port=port)]
     for block in _BLOCK.finditer(text):
         indent, language, body = block.groups()

@@ -1,4 +1,4 @@
-"""Choice of the dials and of the term of co-occurrence on valid."""
+"""Choose the dials and the term of co-occurrence on valid."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from longtail.trainer.evaluation.dial import (
     prior_grid,
     select_with_prior,
 )
-from longtail.trainer.evaluation.ranking import (
-    tower_lists,
-)
+from longtail.trainer.evaluation.ranking import tower_lists
 from longtail.trainer.evaluation.target import HitsByLabel, list_tail_settings
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.trained import Trained
@@ -48,7 +46,11 @@ def create_hit_counter(trained: Trained) -> HitsByLabel:
 
 
 class Chosen(NamedTuple):
-    """The dials with their curve on valid, and the term of co-occurrence; `towers` is the best setting without it."""
+    """Hold the dials with their curve on valid, and the term of co-occurrence.
+
+    Attributes:
+        towers: the best setting without the term.
+    """
 
     dial: Dial
     cooccurrence: Cooccurrence | None
@@ -81,11 +83,11 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = N
         of_curve = [Setting.read_point(point) for point in curve]
         hits.keep(of_curve)
         beyond = list_tail_settings(of_curve, separate_prior=noise.separate_prior)
-        measured = measure(beyond) if beyond else []
+        tail_points = measure(beyond) if beyond else []
         if config.target_prior is not None:
             best, _ = hits.best(config.target_prior)
             why = f"target prior {config.target_prior} and valid recall@{hits.k}"
-            curve += [point for point in measured if Setting.read_point(point) == best]
+            curve += [point for point in tail_points if Setting.read_point(point) == best]
         towers = best
         if (of_term := trained.recipe.cooccurrence) is not None:
             choice = _choose_term(trained, dataset, held_out, past, select_with_prior(curve) if seasonal else curve)

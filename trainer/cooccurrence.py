@@ -46,7 +46,7 @@ _MARGIN = 0.01
 _SCALE = 0.5
 """Standard deviation of c over labels, in the mean over queries."""
 _STRUCTURES = 2
-"""Kinds and powers with which every reading is tried."""
+"""Kinds and powers with which every reading is tried, the best by each one's worst first reading."""
 _POWERS = (0.0, 0.2, 0.4, 0.6, 0.8)
 """Powers β of a neighbour's degree that valid chooses from; larger ones favour rare labels."""
 _LENGTHS, _DECAYS = (3, 5, 10, 20, 50), (0.5, 0.7, 0.8, 0.9, 1.0)
@@ -72,8 +72,9 @@ def choose_term(
 ) -> TermChoice | None:  # fmt: skip
     """Choose W, the reading of histories, λ or μ, and ω; None without a W or an ω above 0.
 
-    First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
-    the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
+    First kinds and powers are compared with a few readings each, then every reading is tried with the two that are best
+    in their worst of these readings. Both steps measure a coarse grid of the dials by the recipe's metric and by the
+    gain over the longest lists, both relative to the towers'. Then the whole grid is
     measured for the best, by the mean of `metric` over a cell and its neighbours. Where pairs have an order in time
     and popularity is that of the past, the cell of the best ω with the least λ and μ within one standard error is
     taken [Breiman et al. 1984]: popularity fades until the service answers, and less of it finds more of the tail.

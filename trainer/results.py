@@ -25,9 +25,9 @@ from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.report import DefaultFigures, html_report
 from longtail.trainer.evaluation.tables import (
     baseline_table,
+    describe_buckets,
     evaluation_table,
     group_table,
-    in_words_of_buckets,
     terminal_columns,
 )
 from longtail.trainer.evaluation.target import FILE, HitsByLabel
@@ -146,7 +146,7 @@ def finish(
         counts = trained.dataset.label_counts()
         reports["report.html"] = html_report(
             recipe, dial, history, facts, figures_at_default,
-            buckets=in_words_of_buckets(define_buckets(recipe.evaluation, counts), counts),
+            buckets=describe_buckets(define_buckets(recipe.evaluation, counts), counts),
             by_time=[] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
     # All processes compute the bundle, in step with each other, and the first writes it.

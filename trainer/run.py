@@ -1,4 +1,4 @@
-"""A run before its first step: data encoded, model built, newest checkpoint loaded."""
+"""Prepare a run: encode its data, build its model, load its newest checkpoint."""
 
 from __future__ import annotations
 

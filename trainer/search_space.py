@@ -1,4 +1,4 @@
-"""Ranges of a recipe as parameters of Optuna, and recipes of their values."""
+"""Convert a recipe's ranges to parameters of Optuna, and their values to recipes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ class SearchSpace:
         return params
 
     def _choices(self, key: str) -> dict[str | int | float, Any]:
-        """Return the choices of a key by their names in Optuna: the value itself, or JSON for a list or table."""
+        """Return the choices of a key by their names in Optuna.
+
+        A name is the value itself, or JSON for a list or table.
+        """
         choices = self.tune.ranges[key].choices or []
         return {value if isinstance(value, str | int | float) else json.dumps(value): value for value in choices}
 
@@ -89,7 +92,7 @@ class SearchSpace:
         return Recipe.model_validate(tree)
 
     def _check_range(self, key: str, span: RangeConfig) -> None:
-        """Refuse values that are wrong whatever other keys say."""
+        """Refuse values that are wrong for all values of other keys."""
         if key.split(".")[0] in _FIXED_KEYS:
             raise RecipeError(
                 f"tune.ranges: expected no range of {', '.join(_FIXED_KEYS)}, which trials have in common, "

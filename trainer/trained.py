@@ -23,10 +23,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
-from longtail.trainer.evaluation.dial import (
-    Noise,
-    Setting,
-)
+from longtail.trainer.evaluation.dial import Noise, Setting
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import (
     RankedModel,

@@ -59,7 +59,10 @@ def mixture() -> tuple[Int64, dict[str, int]]:
 
 
 def _profiled(kind: Profile) -> tuple[Int64, dict[str, int]]:
-    """Draw 100 labels: 500 training rows cut to a long tail, 10 and 50 balanced [R21 §5.1]."""
+    """Draw 100 labels with a long tail in training [R21 §5.1].
+
+    Of 500 training rows of each label the tail is cut; valid has 10 rows of each, test 50.
+    """
     train = profile(100, 500, kind) // 500
     valid, test = np.repeat(np.arange(100), 10), np.repeat(np.arange(100), 50)
     return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}

@@ -48,7 +48,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold the better method's lead, positive if the paper is right, its 95 % interval and p."""
+    """Hold the better method's lead, its 95 % interval and p.
+
+    The lead is positive if the paper is right.
+    """
 
     lead: float
     low: float

@@ -66,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exposure:
-    """Configure the prior of shares of answers: half-life, such as `7d`, and limits of its weight."""
+    """Configure the prior of shares of answers: half-life (`7d`) and limits of its weight."""
 
     half_life: str
     limits: Limits = Limits(-1.0, 1.0)
@@ -206,11 +206,11 @@ class PriorSpec:
 
     Args:
         table: a `PriorTable` or its path; None: no table.
-        bonuses: filters by the name of their bonus, such as `{"promoted": {"brand": "brand3"}}`; buckets have bonuses
+        bonuses: filters by the name of their bonus (`{"promoted": {"brand": "brand3"}}`); buckets have bonuses
             without a filter.
-        decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
+        decay: columns of dates, with the shortest half-life that a request may give at weight 1 (`1d`).
         slopes: columns of numbers, with limits of the weight in nats per unit; `"auto"`: ±3 / σ.
-        exposed: half-life of the prior `exposed`, such as `7d`, or an `Exposure`, which also limits its weight.
+        exposed: half-life of the prior `exposed` (`7d`), or an `Exposure`, which also limits its weight.
     """
 
     table: PriorTable | Path | str | None = None
@@ -223,9 +223,9 @@ class PriorSpec:
 
     @classmethod
     def load(cls, source: str) -> Self:
-        """Read a TOML file whose keys are these fields, or take a table alone; raises PriorsError.
+        """Read a TOML file with these fields as keys, or take a table alone.
 
-        The path of a table, also one in a query, is relative to the file.
+        The path of a table, also one in a query, is relative to the file. Raises PriorsError.
         """
         if not source.endswith(".toml"):
             return cls(as_source(source))

@@ -16,8 +16,8 @@ from longtail.trainer.evaluation.report import DefaultFigures, _exposure, html_r
 from longtail.trainer.evaluation.tables import (
     adds_popularity,
     baseline_table,
+    describe_buckets,
     evaluation_table,
-    in_words_of_buckets,
     terminal_columns,
 )
 from longtail.trainer.history import TrainingHistory
@@ -95,7 +95,7 @@ def test_the_report_compares_baselines_with_the_model() -> None:
 
 
 def test_report_explains_dial_and_buckets() -> None:
-    words = in_words_of_buckets(Buckets.by_count(head_from=4, torso_from=2), np.array([9, 5, 4, 3, 1, 0]))
+    words = describe_buckets(Buckets.by_count(head_from=4, torso_from=2), np.array([9, 5, 4, 3, 1, 0]))
     assert words == (
         "Labels by their training pairs: head over 3 training pairs (3 labels), torso over 1 (1 labels), "
         "tail fewer (1 labels), new none (1 labels)."

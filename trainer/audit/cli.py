@@ -19,7 +19,7 @@ _KEYS = ("data.query_id", "data.label_id", "data.timestamp", "evaluation.buckets
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Tables, list lengths and baselines."""
+    """Hold tables, list lengths and baselines."""
 
     valid: Annotated[
         list[str] | None,

@@ -62,7 +62,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
-    """Say which columns of ids no training file has, since other problems may follow; None if unknown."""
+    """Describe a column of ids that no training file has; None if unknown.
+
+    This problem goes first, because others may follow from it.
+    """
     from longtail.tables import find_files
     from longtail.tables.database import open_database  # needs DuckDB
     from longtail.tables.table import open_file

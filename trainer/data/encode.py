@@ -161,7 +161,7 @@ class Encoding:
             entry_ids={
                 feature.table_name: vocabularies[table].encode(dataset.label_ids)
                 for feature in recipe.query.features
-                if feature.entries == "both" and (table := feature.entry_table)
+                if (table := feature.entry_table) is not None
             },
         )
 

@@ -78,13 +78,13 @@ class IdTexts:
 
 
 def odd_condition(text: str, placeholders: Sequence[str] = ()) -> str:
-    """Return the SQL condition that a text looks like a placeholder, or is one of `placeholders`."""
+    """Write the SQL condition for texts that look like placeholders or are in `placeholders`."""
     listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""
     return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))}){listed}"
 
 
 def check_ids(name: str, column: str, odd: Mapping[str, object], placeholders: Sequence[str]) -> Iterator[RowCheck]:
-    """Yield checks of a column of ids: rows without an id, and rows with a placeholder as their id.
+    """Yield checks of a column of ids: missing ids, and placeholders.
 
     Args:
         column: the column in SQL, texts or codes.

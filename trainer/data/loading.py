@@ -1,4 +1,4 @@
-"""Read the files of a recipe as a data set: ids, feature tables, and pairs cut into train, valid and test."""
+"""Read a recipe's files as a data set: ids, feature tables and pairs in splits."""
 
 from __future__ import annotations
 
@@ -66,30 +66,30 @@ def load_dataset(
     with open_database(folder, None if folder is None else data.memory // 2) as database:
         loading = _Loading(database, data, columns, context, folder)
         report = loading.report
-        log, tables = loading.read()
+        log, tables = loading.read_files()
         query_table, label_table = tables["query"], tables["label"]
-        ids = loading.encode(log, tables)
+        ids = loading.encode_ids(log, tables)
         queries, labels = ids["query"], ids["label"]
         requests = contexts = attributes = None
         if query_table is not None and query_table.dates is None:
             attributes = query_table.take(one_chunk(queries["listed"]))
         if context or data.valid_from:
-            requests, contexts, attributes = loading.requests(query_table, attributes)
+            requests, contexts, attributes = loading.number_requests(query_table, attributes)
         if objectives is not None and "event" in column_names(database, loading.pairs):
             listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
-            loading.replace(f"SELECT *, {listed} AS objective FROM {loading.pairs}")
+            loading.replace_pairs(f"SELECT *, {listed} AS objective FROM {loading.pairs}")
         if data.reduction == "smallest":
             loading.pairs, labels = keep_smallest_label(database, loading.pairs, labels)
         label_ids = one_chunk(labels["id"])
-        impressions = loading.impressions(label_ids) if "shown" in column_names(database, loading.pairs) else None
+        impressions = loading.read_impressions(label_ids) if "shown" in column_names(database, loading.pairs) else None
         if data.split:
             loading.pairs, remarks = cut(database, loading.pairs, data.split, separate={*loading.files}, seed=seed)
             report.remarks += remarks
         else:
-            loading.replace(f"SELECT *, row_id AS tie FROM {loading.pairs}", stored=False)
+            loading.replace_pairs(f"SELECT *, row_id AS tie FROM {loading.pairs}", stored=False)
         if data.repeats == "drop":
             loading.pairs, report.repeats = without_repeats(database, loading.pairs)
-        train, valid, test = map(loading.split, _SPLITS)
+        train, valid, test = map(loading.read_split, _SPLITS)
         return Dataset(
             query_ids=one_chunk(queries["id"]),
             label_ids=label_ids,
@@ -131,7 +131,7 @@ class _Loading:
     texts: dict[str, IdTexts] = field(default_factory=dict)
     pairs: str = ""
 
-    def read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
+    def read_files(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
         data, report, errors, columns = self.data, self.report, self.errors, self.columns
         # Errors are collected, so that one run names the problems of all files.
         for name in _SPLITS:
@@ -158,7 +158,7 @@ class _Loading:
         report.remarks += filter(None, [self.database.empty_in_words()])
         return log, tables
 
-    def encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Table]:
+    def encode_ids(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Table]:
         """Number ids by first occurrence, and check every row.
 
         Returns:
@@ -198,7 +198,7 @@ class _Loading:
                 report.unlisted["queries" if side == "query" else "labels"] = len(unlisted), every, example
         split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
         replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
-        self.replace(
+        self.replace_pairs(
             f"SELECT pairs.* EXCLUDE (file) {replaced}, {split} FROM {self.pairs} AS pairs {' '.join(joins)}", gaps
         )
         return ids
@@ -230,30 +230,30 @@ class _Loading:
                     f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}"
                 )
 
-    def requests(
+    def number_requests(
         self, table: IdTable | None, attributes: pa.Table | None
     ) -> tuple[Requests, pa.Table | None, pa.Table | None]:
         """Number the distinct requests; return requests, contexts, and attributes of queries or of their versions."""
         database, contexts, keys = self.database, None, ["query"]
         if self.context:
-            contexts = self._contexts(self.context)
+            contexts = self._number_contexts(self.context)
             keys.append("context")
         if table is not None and table.dates is not None:
-            attributes = self._versions(table, table.dates)
+            attributes = self._find_versions(table, table.dates)
             keys.append("version")
         rank = f"(dense_rank() OVER (ORDER BY {', '.join(keys)}) - 1)::INTEGER AS request"
         requests = database.name("requests")
         database.run(
             f"CREATE TABLE {requests} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
         )
-        self.replace(
+        self.replace_pairs(
             f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {requests} USING ({', '.join(keys)})"
         )
         columns = database.arrow(f"SELECT * FROM {requests} ORDER BY request")
         arrays = {key: columns[key].to_numpy().astype(np.int32) for key in keys}
         return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
 
-    def _contexts(self, names: Sequence[str]) -> pa.Table:
+    def _number_contexts(self, names: Sequence[str]) -> pa.Table:
         """Number the distinct contexts by first occurrences of their values; return the contexts."""
         database, contexts = self.database, self.database.name("contexts")
         columns = [f"context_{i}" for i in range(len(names))]
@@ -267,14 +267,14 @@ class _Loading:
             f"FROM (SELECT *, {', '.join(firsts)} FROM ({distinct}))"
         )
         same = " AND ".join(f"pairs.{column} IS NOT DISTINCT FROM contexts.{column}" for column in columns)
-        self.replace(
+        self.replace_pairs(
             f"SELECT pairs.* EXCLUDE ({every}), contexts.context FROM {self.pairs} AS pairs "
             f"JOIN {contexts} AS contexts ON {same}"
         )
         table = database.arrow(f"SELECT {every} FROM {contexts} ORDER BY context")
         return table.rename_columns([*names])
 
-    def _versions(self, table: IdTable, dates: bool) -> pa.Table:
+    def _find_versions(self, table: IdTable, dates: bool) -> pa.Table:
         """Find the version of the query of each pair; return versions by query and time, then an empty row."""
         database, data = self.database, self.data
         path, name = name_sources(data.queries or ""), data.valid_from
@@ -307,7 +307,7 @@ class _Loading:
                 f"found a second of {id_!r} in row {row}"
             )
         time = "pairs.time" if "time" in column_names(self.database, self.pairs) else "0"
-        self.replace(
+        self.replace_pairs(
             # A pair before its query's first version reads the row after the last, which has no values.
             f"SELECT pairs.*, coalesce(versions.version, {table.table.num_rows})::INTEGER AS version "
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
@@ -316,14 +316,14 @@ class _Loading:
         order = database.arrow(f"SELECT row_id FROM {versions} ORDER BY version")["row_id"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
-    def impressions(self, label_ids: pa.Array) -> Bags:
+    def read_impressions(self, label_ids: pa.Array) -> Bags:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         database, lists = self.database, self.database.name("shown")
         database.run(
             f"CREATE TABLE {lists} AS SELECT row_id, (row_number() OVER (ORDER BY row_id) - 1)::INTEGER AS row, shown "
             f"FROM {self.pairs} WHERE split < 2"
         )
-        self.replace(
+        self.replace_pairs(
             f"SELECT pairs.* REPLACE (lists.row AS shown) FROM {self.pairs} AS pairs "
             f"LEFT JOIN {lists} AS lists USING (row_id)"
         )
@@ -341,7 +341,7 @@ class _Loading:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Bags(offsets, impressions["label"].to_numpy(), np.ones(len(impressions), np.float32))
 
-    def split(self, name: str) -> Pairs:
+    def read_split(self, name: str) -> Pairs:
         database, columns, split = self.database, column_names(self.database, self.pairs), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.files else ""  # impressions of test pairs are never read
         kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
@@ -360,7 +360,7 @@ class _Loading:
             start += batch.num_rows
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
-    def replace(self, query: str, stored: bool = True) -> None:
+    def replace_pairs(self, query: str, stored: bool = True) -> None:
         """Replace the pairs by the result of an SQL query; a view, if not `stored`, copies no rows."""
         previous, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")

@@ -185,15 +185,15 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
     """Plot recall and exposure over one dial; nothing of a line of one point."""
     if len(points) < 2:
         return []
-    at = tables.SYMBOLS.index(symbol)
-    grid = [Setting.read_point(point)[at] for point in points]
+    dial_index = tables.SYMBOLS.index(symbol)
+    grid = [Setting.read_point(point)[dial_index] for point in points]
     return [
         plot(
-            lambda axes: _recall(axes, grid, points, default[at], words, k),
+            lambda axes: _recall(axes, grid, points, default[dial_index], words, k),
             f"Recall@{k} over all pairs' queries and per bucket, against the dial {symbol}",
         ),
         plot(
-            lambda axes: _exposure(axes, grid, points, default[at], words.partition("  (")[0], k),
+            lambda axes: _exposure(axes, grid, points, default[dial_index], words.partition("  (")[0], k),
             f"Share of the top {k} given to head, torso, tail and new, against {symbol}",
         ),
     ]
@@ -208,8 +208,10 @@ def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
     dial = Dial.read_manifest(bundle.manifest)
     points, coverage = _lambdas(dial), f"coverage@{k}"
     if len(points) < 2 or coverage not in points[0].metrics:
-        measured = sorted(points[0].metrics) if points else "nothing"
-        raise ValueError(f"k = {k} is not allowed because a curve needs two points with {coverage}; found {measured}")
+        metric_names = sorted(points[0].metrics) if points else "nothing"
+        raise ValueError(
+            f"k = {k} is not allowed because a curve needs two points with {coverage}; found {metric_names}"
+        )
     grid, default = [point.bias_removal for point in points], dial.default.bias_removal
     with style():
         figure = Figure(figsize=(11, 3.8), dpi=90, layout="constrained")

@@ -1,4 +1,4 @@
-"""Tables of a job's figures, for the terminal, Markdown and the report."""
+"""Create tables of a job's figures for the terminal, Markdown and the report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report_columns(metric: str) -> dict[str, str]:
 
 
 def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
-    """Create a terminal table with a row per setting of the curve; the default is marked."""
+    """Create a terminal table with a row per setting of the curve, the default marked."""
     k, chosen_by = parse_k(metric), dial.bias_removal.chosen_by
     recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels, – if none"
     caption = f"▶ default λ, by {chosen_by}; {recall_words}"
@@ -57,8 +57,8 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
 def evaluation_markdown(dial: Dial, metric: str) -> str:
     """Return the curve as Markdown, with all measured metrics."""
     k = parse_k(metric)
-    measured = {name for point in dial.curve for name in point.metrics}
-    extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
+    metric_names = {name for point in dial.curve for name in point.metrics}
+    extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in metric_names]
     return curve_table(dial, report_columns(metric) | {name: name for name in extras}).markdown()
 
 
@@ -73,11 +73,11 @@ def curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
     return ReportTable([*dials, *columns], rows, name_columns=len(dials), marked=defaults)
 
 
-def target_table(measured: HitsByLabel, prior: str) -> ReportTable:
+def target_table(hits: HitsByLabel, prior: str) -> ReportTable:
     """Create a table of recall under another prior; the best is marked."""
-    recalls, covered = measured.recall(prior)
+    recalls, covered = hits.recall(prior)
     recalls = sorted(recalls)
-    theory = f"theory: {measured.theory[prior]}; " if prior in measured.theory else ""
+    theory = f"theory: {hits.theory[prior]}; " if prior in hits.theory else ""
     moving = [len({setting[i] for setting, _ in recalls}) > 1 for i in range(1, len(SYMBOLS))]
     dials = {symbol: i for i, symbol in enumerate(SYMBOLS) if i == 0 or moving[i - 1]}
     rows = [
@@ -88,9 +88,9 @@ def target_table(measured: HitsByLabel, prior: str) -> ReportTable:
         for setting, recall in recalls
     ]  # fmt: skip
     return ReportTable(
-        [*dials, f"recall@{measured.k}", "95 %"], rows, name_columns=len(dials),
+        [*dials, f"recall@{hits.k}", "95 %"], rows, name_columns=len(dials),
         marked=[int(np.argmax([recall.value for _, recall in recalls]))],
-        title=f"valid, labels drawn as {prior}, top {measured.k}",
+        title=f"valid, labels drawn as {prior}, top {hits.k}",
         caption=f"▶ best; {theory}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest",
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def group_table(groups: Sequence[Group], metric: str, columns: Mapping[str, str]
     )  # fmt: skip
 
 
-def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
+def describe_buckets(buckets: Buckets, counts_L: Int64) -> str:
     """Describe the buckets with their numbers of labels."""
     labels = np.bincount(buckets.assign(counts_L), minlength=len(BUCKET_NAMES))
     bounds = (
@@ -154,9 +154,9 @@ def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
 def list_dials(dial: Dial) -> dict[str, int]:
     """Return the dials of a curve with their index in a setting."""
     return {
-        symbol: at
-        for at, symbol in enumerate(SYMBOLS)
-        if at == 0 or any(Setting.read_point(point)[at] for point in dial.curve)
+        symbol: i
+        for i, symbol in enumerate(SYMBOLS)
+        if i == 0 or any(Setting.read_point(point)[i] for point in dial.curve)
     }
 
 

@@ -159,7 +159,7 @@ def _recipe(
         if KINDS[profile.content] in ("id", "number")
     ]
     dates = [
-        it.name for it in profiles.get("labels", []) if it.content == "date" and sections.begins_availability(it.name)
+        it.name for it in profiles.get("labels", []) if it.content == "date" and sections.is_availability_start(it.name)
     ]
     since = dates[0] if dates else None
     tried: dict[str, Any] = {"kind": "forecast", "features": [feature["name"] for feature in read], "since": since}

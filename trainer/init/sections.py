@@ -1,4 +1,4 @@
-"""Lines of a recipe's sections, each with its reason."""
+"""Draft the lines of a recipe's sections, each with its reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def draft_data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: 
         lines += [f"# No column of times was found, so pairs are held out by chance.{hint}",
                   f'split = {{ strategy = "random", valid = {held_out}, test = {held_out} }}']  # fmt: skip
     else:
-        lines += draft_split(log, roles.timestamp, held_out)
+        lines += _draft_split(log, roles.timestamp, held_out)
     if roles.event is not None:
         columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
         types = pa.chunked_array([chunk for column in columns for chunk in column.cast(pa.string()).chunks])
@@ -83,7 +83,10 @@ def draft_data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: 
 
 
 def draft_label_columns(table: pa.Table, profiles: list[ColumnProfile], label_id: str, source_name: str) -> list[str]:
-    """Draft columns for answers: titles, then columns for filters of requests; name dates of first availability."""
+    """Draft columns for answers, and name dates from which labels are available.
+
+    Titles come first, then columns that requests filter by.
+    """
     profiles = [it for it in profiles if it.name not in (label_id, *RESERVED_COLUMNS)]
     kinds = {it.name: filter_kind(table.schema.field(it.name).type) for it in profiles}
     titles = [
@@ -104,7 +107,7 @@ def draft_label_columns(table: pa.Table, profiles: list[ColumnProfile], label_id
     displayed = [name for name in displayed if name in (*stock, *others)]
     lines = [f"display = {to_toml(displayed)}  # in answers, and what requests filter by"] if displayed else []
     for profile in profiles:
-        if not begins_availability(profile.name):
+        if not is_availability_start(profile.name):
             continue
         if profile.content == "date" or (
             (times := read_times(table[profile.name])) is not None and times.unit is not None
@@ -113,13 +116,13 @@ def draft_label_columns(table: pa.Table, profiles: list[ColumnProfile], label_id
     return lines
 
 
-def begins_availability(name: str) -> bool:
-    """Return whether a date, by its name, begins a label's availability."""
+def is_availability_start(name: str) -> bool:
+    """Return whether a date column, by its name, says since when a label is there."""
     words = " ".join(spelled(name))
     return bool(_SINCE.search(words)) and not _UNTIL.search(words)
 
 
-def draft_split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
+def _draft_split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     """Draft the split by time."""
     times = read_times(log[timestamp])
     if times is None:
@@ -135,7 +138,11 @@ def draft_split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
 
 
 def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
-    """Choose the kind of prior that predicts the latest training pairs best; also return its lines, with the reason."""
+    """Choose the kind of prior that predicts the latest training pairs best.
+
+    Returns:
+        The kind, and the lines of its section with the reason.
+    """
     known_pairs = dataset.train.merge_later(dataset.valid)
     if recipe.prior.kind == "count" or dataset.report.unit is None or len(known_pairs) < _LEAST_PAIRS:
         return "count", []
@@ -174,7 +181,10 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
 
 
 def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
-    """Draft the term of co-occurrence, with what it finds alone in the pairs before test; empty if it finds nothing."""
+    """Draft the term of co-occurrence, with the share of pairs that it finds alone.
+
+    The pairs are those before test. Empty if no query has a new label to find.
+    """
     try:
         by_term, by_popularity = measure_term_alone(recipe, dataset, _TOP)
     except DataError:  # no query has a new label to find
@@ -196,7 +206,11 @@ def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
 def name_features(
     profiles: list[ColumnProfile], id_name: str, used_names: set[str]
 ) -> tuple[list[tuple[str, ColumnProfile]], list[str]]:
-    """Name the columns of a feature table for a tower, without names in `used_names`; give reasons for the others."""
+    """Name the columns of a feature table for a tower, without names in `used_names`.
+
+    Returns:
+        Names with their columns, and a reason for each column that is left out.
+    """
     features: list[tuple[str, ColumnProfile]] = []
     left_out = []
     for column in profiles:
@@ -216,7 +230,12 @@ def name_features(
 def draft_tower(
     features: list[tuple[str, ColumnProfile]], left_out: list[str], lines: list[str], *, ranges: bool = False
 ) -> str:
-    """Draft a tower: its own lines, and lines of its table's features, numbers as they are or as ranges."""
+    """Draft a tower and the features of its table.
+
+    Args:
+        lines: lines of the first features, to which the others are appended.
+        ranges: embed numbers by their range.
+    """
     equal = all(KINDS[column.content] not in ("vector", *(() if ranges else ("number",))) for _, column in features)
     for name, column in features:
         keys: dict[str, Any] = {"name": name, "kind": KINDS[column.content]}

@@ -84,7 +84,11 @@ class LossTerm:
         raise TypeError(f"{type(self).__name__} sets `adds_negatives`: expected a method `extra_negatives`, found none")
 
     def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """Mask labels, [M] or [B, M], that are no negatives of a row, bool [B, M]; None: no such label."""
+        """Mask labels, [M] or [B, M], that are no negatives of a row.
+
+        Returns:
+            bool [B, M]; None: no such label.
+        """
         return None
 
     def row_tensors(self, step: StepInputs) -> Tensors:  # noqa: ARG002

@@ -15,14 +15,15 @@ import pytest
 
 from longtail.bundle import BundleInvariantError, Hide, Patch, Restore, Upsert
 from longtail.bundle.lifetimes import read_lifetimes
-from longtail.index import IndexSpec, Releases, build, open_releases
+from longtail.index import IndexSpec, KnownQueries, Releases, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core import lifetimes
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, create_patches, create_upserts
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
+from longtail.serving.core.queries import QueriesFor, RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.clock import Clock
@@ -227,6 +228,20 @@ def test_times_of_every_kind(column: pa.Array) -> None:
     begin = limits.min if pa.types.is_null(column.type) else int(DATED.timestamp())
     assert read.tolist() == [[begin, limits.max], [limits.min, limits.max]]
     assert make_bundle().labels.lifetimes is None
+
+
+@pytest.mark.usefixtures("clock")
+def test_known_queries_are_answered_from_the_start(tmp_path: Path) -> None:
+    """Later requests share the first view of a load, so it must have the index of queries."""
+    users = [f"u{user}" for user in range(20)]
+    pq.write_table(pa.table({"user_id": users}), tmp_path / "users.parquet")
+    dated(make_bundle(labels=90, users=20)).write(tmp_path / "bundle")
+    inputs = KnownQueries(tmp_path / "users.parquet", "user_id")
+    build(tmp_path / "bundle", tmp_path / "releases", name="a", spec="flat", queries=inputs)
+    retriever = load_release(open_releases(tmp_path / "releases"), "a")
+    assert retriever.availability["next_change"] is not None
+    (answer,) = find_known_queries(retriever.view_at(), [QueriesFor(id="item-1", k=20)])
+    assert {query["id"] for query in answer["queries"]} == set(users)
 
 
 def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
