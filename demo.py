@@ -145,7 +145,7 @@ def show_dial() -> None:
     dial, term = manifest["bias_removal"], manifest["cooccurrence"]
     default = dial["default"], term["default"] if term else 0.0
     points = {(point["bias_removal"], point["cooccurrence"]): point["metrics"] for point in dial["curve"]}
-    columns = ["λ", "ω", "recall@20", "torso", "tail", "slots of the tail", "films ever shown"]
+    columns = ["λ", "ω", "recall@20", "torso", "tail", "slots of the tail", "films shown"]
     title = f"What each bucket gets ({dial['curve_split']})"
     table = Table(*(Column(name, justify="right") for name in columns), title=title)
     for setting, metrics in sorted(points.items(), key=lambda point: (point[0][1], point[0][0])):
