@@ -20,6 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,15 @@ def index(labels: int, device: Any) -> None:
                 queries_QE = bundle.augmentation.queries(queries_QD, value)
                 expected_QK, rows_QK = searchers["cpu"].search(queries_QE, K)
                 for name, searcher in searchers.items():
-                    found_QK, others_QK = searcher.search(queries_QE, K)
+                    scores_QK, others_QK = searcher.search(queries_QE, K)
                     same = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows_QK, others_QK, strict=True)])
-                    difference = float(np.abs(found_QK - expected_QK)[rows_QK == others_QK].max(initial=0))
+                    difference = float(np.abs(scores_QK - expected_QK)[rows_QK == others_QK].max(initial=0))
                     for size in SEARCHED:
                         batch_BE = np.resize(queries_QE, (size, queries_QE.shape[1]))
-                        plain = size / _seconds(lambda s=searcher, b=batch_BE: s.search(b, K))
-                        filters = [without] * size
-                        filtered = size / _seconds(lambda s=searcher, b=batch_BE, f=filters: s.search(b, K, f))
-                        cells = (spec, f"{built:,.1f}", name, f"{value:g}", f"{size:,}", f"{plain:,.0f}")
-                        cells += (f"{filtered:,.0f}", f"{same:.4f}", f"{difference:.1e}")
+                        plain = size / _seconds(partial(searcher.search, batch_BE, K))
+                        filtered = size / _seconds(partial(searcher.search, batch_BE, K, [without] * size))
+                        cells = [spec, f"{built:,.1f}", name, f"{value:g}", f"{size:,}", f"{plain:,.0f}"]
+                        cells += [f"{filtered:,.0f}", f"{same:.4f}", f"{difference:.1e}"]
                         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -43,7 +43,8 @@ LISTS, WIDTHS = [(probes,) for probes in PROBES], [(width,) for width in (128, 2
 """Settings: lists that are visited, and candidates that are kept while a graph is walked."""
 WIDE = 2.5
 """Scale at which the last coordinate spreads twice as far as another one, so that lists also split by it."""
-CORES, Rows = os.cpu_count() or 1, NDArray[np.float32]
+CORES = os.cpu_count() or 1
+Rows = NDArray[np.float32]
 app = typer.Typer(help="Search by inner product with head-biased norms.", add_completion=False)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
 from benchmarks.seeds.store import Record, by_every_seed, unpack_values
 from benchmarks.seeds.study import FULL, LOGIT_ADJUSTED, POPULARITY, Study

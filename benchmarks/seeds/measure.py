@@ -29,7 +29,9 @@ class HeldOut:
     excluded: Past | None
 
     @classmethod
-    def of(cls, pairs: Pairs, earlier: Pairs, *, labels: int, exclude_seen: bool, most: int | None = None) -> HeldOut:
+    def collect(
+        cls, pairs: Pairs, earlier: Pairs, *, labels: int, exclude_seen: bool, most: int | None = None
+    ) -> HeldOut:
         """Group pairs by query, for at most `most` queries, drawn by seed 0."""
         queries = int(max(pairs.queries.max(initial=-1), earlier.queries.max(initial=-1))) + 1
         excluded = Past.fixed(earlier, queries=queries) if exclude_seen else None
@@ -100,11 +102,11 @@ def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets
             pairs = np.ones(len(bucket_of_pair), bool) if bucket is None else bucket_of_pair == bucket
             if name and pairs.any():
                 shares[f"recall@{k}{name}"] = np.bincount(rows[mine], minlength=queries) * queries / pairs.sum()
-            weight = queries / max(np.count_nonzero(np.bincount(positives.label_rows[pairs])), 1)
+            weight = queries / max(int(np.count_nonzero(np.bincount(positives.label_rows[pairs]))), 1)
             missed_N = np.bincount(positives.query_rows[pairs], 1 / tests_L[positives.label_rows[pairs]], queries)
-            missed_N -= np.bincount(rows[mine], 1 / tests_L[labels[mine]], queries)
+            missed_N = missed_N - np.bincount(rows[mine], 1 / tests_L[labels[mine]], queries)
             if pairs.any():
-                shares[f"balanced_error@{k}{name}"] = missed_N * weight
+                shares[f"balanced_error@{k}{name}"] = np.asarray(missed_N * weight, np.float64)
     return shares
 
 

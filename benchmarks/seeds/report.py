@@ -67,7 +67,7 @@ def _findings(measured: dict[str, list[Record]], studies: dict[str, Study]) -> s
     judged = [(finding, estimate_of(finding, measured.get(finding.study, []))) for finding in findings()]
     parts = []
     for claimed_by, (title, words) in _TABLES.items():
-        mine = [
+        mine: list[_Judged] = [
             (finding, estimate)
             for finding, estimate in judged
             if finding.claimed_by == claimed_by and estimate is not None

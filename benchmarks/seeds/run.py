@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -85,7 +86,7 @@ class Bench:
 
     def held_out(self, pairs: Pairs, earlier: Pairs, recipe: Recipe, at_most: int | None = None) -> HeldOut:
         """Group pairs of valid or test for ranking."""
-        return HeldOut.count(
+        return HeldOut.collect(
             pairs, earlier, labels=len(self.dataset.label_ids),
             exclude_seen=recipe.evaluation.exclude_seen, most=at_most,
         )  # fmt: skip
@@ -211,7 +212,8 @@ class Bench:
 
 def train(run: Run, epochs: int) -> tuple[float, float]:
     """Train a prepared run; return CPU seconds after the first step, which compiles, and the last loss."""
-    trained, loss, started = run.trained, np.float32(0), time.process_time()
+    trained, started = run.trained, time.process_time()
+    loss: Any = 0.0
     sampled = trained.recipe.data.reduction == "sample"
     visits = partial(one_per_query, trained.dataset.train) if sampled else None
     for epoch in range(epochs):
