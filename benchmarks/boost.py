@@ -155,7 +155,11 @@ def min_max(taste_BL: Float32, goal: Goal, depth: int) -> Iterator[Int64]:
 
 
 def scale(taste_BL: Float32, goal: Goal, rows_BN: Int64) -> tuple[Float32, Float32, Float32]:
-    """Scale fetched tastes and boosts to 0 … 1, and return the weight of the goal, [B, 1]."""
+    """Scale fetched tastes and boosts to 0 … 1.
+
+    Returns:
+        Tastes and boosts [B, N], and the weight that they have in the goal, [B, 1].
+    """
     scaled, ranges, taste_BN = [], [], pick(taste_BL, rows_BN)
     for values_BN in (taste_BN, pick(goal.boost, rows_BN)):
         low_B1 = np.where(taste_BN > -np.inf, values_BN, np.float32(np.inf)).min(axis=1, keepdims=True)

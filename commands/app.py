@@ -55,9 +55,10 @@ def split_settings(
     settings: Sequence[str] | None, error: type[Exception], keys: Collection[str] = (), *, metavar: str = "KEY=VALUE",
     hint: str = "",
 ) -> dict[str, str]:  # fmt: skip
-    """Split the texts of `--set` into keys and values; raises `error`, which the command prints in one line.
+    """Split the texts of `--set` into keys and values.
 
     Args:
+        error: raised for a wrong text; the command prints it in one line.
         keys: allowed keys; by default any.
         metavar: form of a text, as the command's help shows it.
     """

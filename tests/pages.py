@@ -42,7 +42,7 @@ def section(text: str, heading: str) -> str:
 
 
 def script(text: str, port: int, *, written: bool = True) -> str:
-    """Write one script of all commands of a page, and of its files unless `written` is false."""
+    """Write one script of a page's commands, and of its files if `written`."""
     lines = [_PRELUDE.format(port=port)]
     for block in _BLOCK.finditer(text):
         indent, language, body = block.groups()

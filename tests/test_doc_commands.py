@@ -179,7 +179,7 @@ def test_commands_of_a_page_parse(path: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def make_shop(folder: Path) -> None:
-    """Copy the shop with README's recipe, and its clicks and products as an export has them, with bad rows."""
+    """Copy the shop with README's recipe, and write exports of its tables with bad rows."""
     shutil.copytree(ROOT / "examples/shop", folder / "shop")
     (folder / "shop/recipe.toml").write_text(blocks("toml", (ROOT / "README.md").read_text())[0])
     duckdb.sql(f"COPY (FROM '{folder}/shop/products.parquet') TO '{folder}/products.csv'")
@@ -191,7 +191,7 @@ def make_shop(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Yield a client of the shop's service, with the release that the page of promises builds."""
+    """Yield a client of the shop's service, with the release of the page of promises."""
     folder, page = tmp_path_factory.mktemp("requests"), (ROOT / "docs/promises.md").read_text()
     make_shop(folder)
     (folder / "shop/priors.toml").write_text(blocks("toml", page)[0])
@@ -254,7 +254,7 @@ def send_json(client: httpx.Client, text: str) -> list[httpx.Response]:
 @pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
 @pytest.mark.parametrize("path", [path for path in PAGES if path.stem != "vectors"], ids=lambda path: path.stem)
 def test_requests_of_a_page_are_answered(path: Path, client: httpx.Client) -> None:
-    """The nightly tests have a staged release for the operator's tutorial, and one of vectors for their page."""
+    """Send a page's requests; nightly tests run those on staged releases and on vectors."""
     text, wrong = path.read_text(), []
     if ANSWER_ID in text:
         (result,) = client.post("/v1/retrieve", json={"queries": [{"features": {}}]}).json()["results"]
@@ -280,7 +280,7 @@ def keep_runnable(block: re.Match[str]) -> str:
 
 
 def page_script(path: Path, port: int) -> str:
-    """Return what a reader types of a page, without `NOT_RUN`, with short trainings and a service."""
+    """Return a page's commands without `NOT_RUN`, with short trainings and a service."""
     text = INCLUDED.sub("", path.read_text()).replace(f'"answer_id": "{ANSWER_ID}", ', "")
     text = FENCE.sub(keep_runnable, text).replace("/var/lib/longtail", "state")
     if "\ncurl " in text and "longtail-serve run" not in text:

@@ -46,7 +46,7 @@ _MARGIN = 0.01
 _SCALE = 0.5
 """Standard deviation of c over labels, in the mean over queries."""
 _STRUCTURES = 2
-"""Kinds and powers with which every reading is tried, the best by each one's worst first reading."""
+"""Kinds and powers with which every reading is tried."""
 _POWERS = (0.0, 0.2, 0.4, 0.6, 0.8)
 """Powers β of a neighbour's degree that valid chooses from; larger ones favour rare labels."""
 _LENGTHS, _DECAYS = (3, 5, 10, 20, 50), (0.5, 0.7, 0.8, 0.9, 1.0)
@@ -70,19 +70,22 @@ def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
     metric: Value, error: Error, k: int,
 ) -> TermChoice | None:  # fmt: skip
-    """Choose W, the reading of histories, λ or μ, and ω; None without a W or an ω above 0.
+    """Choose W, the reading of histories, λ or μ, and ω.
 
-    First kinds and powers are compared with a few readings each, then every reading is tried with the two that are best
-    in their worst of these readings. Both steps measure a coarse grid of the dials by the recipe's metric and by the
-    gain over the longest lists, both relative to the towers'. Then the whole grid is
-    measured for the best, by the mean of `metric` over a cell and its neighbours. Where pairs have an order in time
-    and popularity is that of the past, the cell of the best ω with the least λ and μ within one standard error is
-    taken [Breiman et al. 1984]: popularity fades until the service answers, and less of it finds more of the tail.
+    First kinds and powers are compared by two readings each. Then every reading is tried with the best two of them,
+    ordered by the worse of their readings. Both steps measure a coarse grid of the dials by the recipe's metric and by
+    the gain over the longest lists, both relative to the towers'. Then the whole grid is measured for the best, by the
+    mean of `metric` over a cell and its neighbours. Where pairs have an order in time and popularity is that of the
+    past, the cell of the best ω with the least λ and μ within one standard error is taken [Breiman et al. 1984]:
+    popularity fades until the service answers, and less of it finds more of the tail.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
         metric: the recipe's metric.
         k: length of the lists that it needs.
+
+    Returns:
+        The choice; None without a W or an ω above 0.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
     few_N = np.zeros(len(task.rows_N), np.bool_)
@@ -164,7 +167,7 @@ def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Seque
 
 
 def _readings(*, ordered: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return all readings of a history, and those by which kinds and powers are compared: a short and a long one."""
+    """Return all readings of a history, and two by which kinds and powers are compared."""
     if not ordered:
         unordered = [{"last": _LENGTHS[-1], "decay": 1.0, "mean": mean} for mean in (False, True)]
         return unordered, unordered

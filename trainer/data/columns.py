@@ -1,4 +1,4 @@
-"""Columns of feature tables, raw and encoded: ids, bags of ids, numbers, ranges of numbers, vectors and dates.
+"""Read and encode columns of feature tables: ids, bags, numbers, ranges, vectors and dates.
 
 Legend: `R` rows of a feature table, `L` labels, `B` batch, `P` positions of a padded bag, `D` numbers of a vector.
 """

@@ -1,4 +1,4 @@
-"""A data set, read from the files of a recipe: ids, feature tables, and pairs in train, valid and test.
+"""Hold a data set: ids, feature tables, and pairs in train, valid and test.
 
 Legend: `Q` queries, `L` labels, `N` pairs.
 """

@@ -275,7 +275,11 @@ class _Loading:
         return table.rename_columns([*names])
 
     def _find_versions(self, table: IdTable, dates: bool) -> pa.Table:
-        """Find the version of the query of each pair; return versions by query and time, then an empty row."""
+        """Find the version of each pair's query.
+
+        Returns:
+            Versions by query and time, then an empty row.
+        """
         database, data = self.database, self.data
         path, name = name_sources(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
@@ -361,7 +365,7 @@ class _Loading:
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
     def replace_pairs(self, query: str, stored: bool = True) -> None:
-        """Replace the pairs by the result of an SQL query; a view, if not `stored`, copies no rows."""
+        """Replace the pairs by the result of an SQL query; a view unless `stored`."""
         previous, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
         if stored:  # a view reads the previous table

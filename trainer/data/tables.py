@@ -1,4 +1,4 @@
-"""Feature tables of queries and labels: read from files, checked, with one row per id in the order of the ids."""
+"""Read and check feature tables, with one row per id in the order of the ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of preference in the rows of a log: weights of event types, words of rejection, ratings."""
+"""Detect preference in a log: weights of event types, words of rejection, ratings."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class UnitNorm(keras.layers.Layer):
     """Divide rows by their norm; unlike in `keras.layers.UnitNormalization`, a zero row becomes a unit vector."""
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Scale rows to norm 1, float32 [B, D]; a zero row becomes the first unit vector."""
+        """Scale rows [B, D] to norm 1; a zero row becomes the first unit vector."""
         # Cosine similarity needs norm 1 for every row, zero rows included.
         zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
         first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
