@@ -13,10 +13,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -37,9 +37,12 @@ platform.processor()
 # time. `_freeze_imports` turns garbage collection on again.
 gc.disable()
 
-# A deadline would fail examples on a busy machine.
-hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.load_profile("suite")
+if find_spec("hypothesis"):  # the environments of TFRS and PyTorch lack it
+    import hypothesis
+
+    # A deadline would fail examples on a busy machine.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
 
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(

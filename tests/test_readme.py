@@ -137,7 +137,7 @@ def test_a_handwritten_recipe_and_python_run(
     rows = re.findall(r"(?m)^\d +(\d+) +p\d+ ", capsys.readouterr().out)
     assert rows == [str(rank) for rank in range(1, 11)]
     metrics = json.loads(Path("runs/second/metrics.json").read_text())
-    assert len(metrics["baselines"]) == 6
+    assert len(metrics["baselines"]) == 8
     best = max(baseline["recall@20"]["value"] for baseline in metrics["baselines"].values())
     default = Dial.read_manifest(Bundle.load(Path("runs/second")).manifest)
     (at_default,) = [point for point in default.curve if Setting.read_point(point) == default.default]
