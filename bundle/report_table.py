@@ -119,7 +119,8 @@ def metric_cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signe
 
 
 def _is_without_pairs(name: str, figure: Interval) -> bool:
-    """Return whether recall of a bucket has no pairs; the exact interval of pairs of which none was found is wide."""
+    """Return whether a figure is the recall of a bucket without pairs."""
+    # With pairs, of which none is found, the upper bound is above 0.
     return name.startswith("recall@") and "/" in name and (figure.value, figure.low, figure.high) == (0.0, 0.0, 0.0)
 
 

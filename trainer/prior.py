@@ -400,7 +400,7 @@ def _sample_rows(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
         others, drawn = len(rows_R) - most // 2, most - most // 2
         sample = most // 2 + rng.choice(others, drawn, replace=False)
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
-        # A sampled label also stands for those that were not sampled.
+        # The weight of a drawn label includes its share of the labels that were not drawn.
         weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, others / drawn)])
     pairs = np.log(max(float(origin.pairs_L[origin.available].sum()), 1.0))
     return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)

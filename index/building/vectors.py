@@ -40,9 +40,9 @@ class VectorFiles:
         queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
         temperature: divisor of u·v in training, or of |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
-        pairs: log for the term of co-occurrence; None: no term. It has `label_id`, query ids in `query_id`
-            or the only other column, and optionally `time`; without `time`, rows are in order of time. If `queries`
-            has the column of query ids, held-out pairs choose ω.
+        pairs: log of choices, from which the term of co-occurrence is made; without it there is no term. Its columns
+            are `label_id`, `query_id` or one column of another name, and optionally `time`. Without `time`, rows are
+            in order of time. If `queries` has the column of query ids, held-out pairs choose ω.
         remembered: last labels to keep of each query of `pairs`; 0 keeps none.
     """
 

@@ -70,7 +70,7 @@ class Retriever:
         promises: what the release promises, set by the loader; None: nothing.
         label_ranker: ranks without the features of queries.
         query_id: feature with the id of a query, by which the release remembers queries; None: it remembers none.
-        serves_nearly_all: whether nearly all labels of the index are available; of a release of `view_at`.
+        serves_nearly_all: nearly all labels of the index are available at the time of this view; see `view_at`.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.

@@ -60,7 +60,7 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
     """Return distinct ids padded with `limit`, an id past every table's end; positions, [N]."""
-    # XLA needs a fixed size: as many ids as there can be.
+    # XLA needs a fixed size, so the array has room for the largest number of distinct ids.
     distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
     return distinct, positions.reshape(ids_N.shape)
 

@@ -1,7 +1,7 @@
 """Changes of a table of pairs: cut splits, keep one label per query, remove repeats.
 
-A table of pairs has `row_id`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and may have `time`,
-`weight` and `objective`. `tie` orders pairs of the same query and time.
+A table of pairs has the columns `row_id`, `split` (0: train, 1: valid, 2: test), `query` and `label` (row numbers).
+`time`, `weight` and `objective` are optional. `tie` orders pairs of the same query and time.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Frontier = Mapping[str, Sequence[FrontierPoint]]
 
 def bonus_settings(default: Setting) -> list[Setting]:
     """List settings with a rising β of the tail; the last puts the tail first."""
-    # New labels rise with the tail where they share its β, as `best_with_bonus` may choose.
+    # If the default gives new labels the tail's β, every setting of the line does.
     of_tail, shared = sorted({0.0, *BONUSES, default.tail}), default.new == default.tail != 0
     line = [
         default._replace(torso=default.torso if tail else 0.0, tail=tail, new=tail if shared else default.new)

@@ -43,7 +43,7 @@ class LossTerm:
     Attributes:
         name: name of the tensors of `extra_negatives`.
         stream: number of the random stream of `columns`.
-        adds_negatives: whether the term has `extra_negatives`; their logits are the tensor `NAME logits` of hooks.
+        adds_negatives: the term has `extra_negatives`. The other hooks read their logits from the tensor `NAME logits`.
         reads_multiplicity: hooks read `multiplicity`, the number of labels that a candidate represents, float32 [B, M].
         joins_rows: rows depend on each other, so the loss of a batch is not computed in blocks.
         variables, constants: variables that steps change, and variables that steps only read.
