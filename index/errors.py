@@ -32,7 +32,7 @@ class EngineUnavailableError(LongtailIndexError):
 
 
 class QueryError(LongtailIndexError, ValueError):
-    """Report a search with a wrong shape, k < 1, NaN, or unknown rows."""
+    """Report a wrong shape, k < 1, NaN, or an absent row or bucket in a search."""
 
 
 class ReleaseNameError(LongtailIndexError):
